@@ -1,0 +1,133 @@
+"""``autotune measure``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.types import KeyValue, server_params, workload_params
+from autotune.cli.wiring import device_list, study_spec, workload_options, write_json, write_out
+from autotune.errors import InputError, NothingStableError
+from autotune.records.codec import RecordError, dumps, encode, loads
+from autotune.records.trial import ConcurrencyPlan, TrialResult, TrialTask
+from autotune.report.tables import why
+
+
+@click.command()
+@server_params
+@workload_params
+@click.option("--set", "flags", type=KeyValue(), multiple=True, help="A flag of the server: --set max_num_seqs=256.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="In flight; several are measured in order. [default: climb]",
+)
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Keep logs here.")
+@click.option(
+    "--task",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Run a TrialTask record (JSON) as it is; prints a TrialResult.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def measure(task: Path | None, as_json: bool, **options: Any) -> None:
+    """Start one server, measure it, stop it.
+
+    With --task FILE the whole task comes from a record and the whole result is printed: this is what a search
+    runs on another node. Exit 3 when the setting failed or was not stable.
+
+    \b
+    autotune measure --model Qwen/Qwen3-32B --set tensor_parallel_size=8 --concurrency 64 --concurrency 160
+    autotune measure --task task.json
+    """
+    from autotune.report.live import Progress
+    from autotune.search.trial import run_trial
+
+    record = _read_task(task) if task is not None else _task(options)
+    progress = Progress(sys.stderr)
+    try:
+        result = run_trial(record, emit=progress)
+    finally:
+        progress.close()
+    if task is not None:
+        write_out(dumps(result) + "\n", None)
+        return
+    if as_json:
+        write_json(measure_data(result))
+    else:
+        _tell(result)
+    if result.best is None:
+        raise NothingStableError(
+            f"not measured: {why(result) or result.state}", hint=result.failure and result.failure.hint
+        )
+
+
+def measure_data(result: TrialResult) -> dict[str, Any]:
+    """The object of ``measure --json``: the best load, or the last one where none was good."""
+    load = result.measurement or (result.loads[-1] if result.loads else None)
+    data = {} if load is None else encode(load)
+    kept = (
+        "concurrency", "valid", "invalid_reasons", "stable", "violations", "output_tokens_per_s", "paired_low",
+        "paired_high", "low", "high", "kv_usage_mean", "kv_usage_max", "preemptions", "truncated_share",
+        "failed_requests", "bottleneck",
+    )  # fmt: skip
+    return {
+        "schema": "autotune/measure/1",
+        "settings": result.settings.to_data(),
+        **{key: data.get(key) for key in kept},
+        "startup_s": result.startup_s,
+        "window_s": data.get("window_s"),
+        "failure": encode(result.failure),
+    }
+
+
+def _tell(result: TrialResult) -> None:
+    for load in result.loads:
+        rate = "no rate" if load.output_tokens_per_s is None else f"{load.output_tokens_per_s:,.0f} output tokens/s"
+        kv = "" if load.kv_usage_max is None else f", KV {load.kv_usage_max:.0%}"
+        click.echo(f"{load.concurrency} in flight: {load.outcome}, {rate}{kv}, {load.failed_requests} failed")
+    best = result.measurement
+    if best is not None:
+        click.echo(f"best: {best.output_tokens_per_s:,.0f} output tokens/s at {best.concurrency} in flight")
+
+
+def _read_task(path: Path) -> TrialTask:
+    try:
+        return loads(TrialTask, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read task {path}: {error.strerror}") from None
+    except (RecordError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no TrialTask record: {error}", hint="docs/schemas/ has its JSON Schema") from None
+
+
+def _task(options: dict[str, Any]) -> TrialTask:
+    flags = dict(options["flags"])
+    spec = study_spec(
+        None,
+        {
+            **{key: options[key] for key in ("model", "engine", "gpus", "vllm_command")},
+            "devices": device_list(options["devices"]),
+            "fixed": flags or None,
+            "workload": workload_options(
+                options["workload"],
+                options["dataset_path"],
+                options["max_tokens"],
+                options["limit"],
+                options["official_prompt"],
+            ),
+        },
+    )
+    engine = spec.engine_spec()
+    folder = options["folder"]
+    return TrialTask(
+        number=0,
+        kind="measure",
+        settings=engine.fixed,
+        engine=engine,
+        workload=spec.workload,
+        concurrency=ConcurrencyPlan(values=options["concurrency"]),
+        folder=None if folder is None else str(folder),
+    )
