@@ -77,6 +77,19 @@ def load_config(model: str, revision: str | None = None, *, offline: bool | None
 
 
 @cache
+def known_config(model: str) -> HubModel:
+    """The same without asking the hub where the model is known here (folder, cache, shipped); kept for the process.
+
+    Raises:
+        InputError, PrerequisiteError: as ``load_config``.
+    """
+    try:
+        return load_config(model, offline=True)
+    except InputError:
+        return load_config(model)
+
+
+@cache
 def shipped() -> dict[str, dict[str, Any]]:
     """Configs that come with the package, by full name: shapes only, no weights, no tokenizer."""
     found = {}

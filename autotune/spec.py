@@ -108,6 +108,10 @@ class StudySpec(BaseModel):
     allow_output_changes: bool = False
     """Also try knobs that can change answers (fp8 KV cache, quantization)."""
     seed: int = 0
+    tilt: dict[str, float] = Field(default_factory=dict)
+    """Engine ``sim``: factors on the speed of servers by their flags, ``"tensor_parallel_size=8" = 0.7``."""
+    real_time: float = Field(default=0.0, ge=0)
+    """Engine ``sim``: real seconds that a virtual one takes."""
 
     @field_validator("model")
     @classmethod
@@ -171,6 +175,8 @@ class StudySpec(BaseModel):
             base_url=self.base_url,
             gpus=self.gpus,
             seed=self.seed,
+            tilt=self.tilt,
+            real_time=self.real_time,
         )
 
     def to_data(self) -> dict[str, Any]:

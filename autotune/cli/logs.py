@@ -30,6 +30,9 @@ def log(files: tuple[Path, ...], as_json: bool) -> None:
     autotune log studies/*/attempts/*/server.log --json
     """
     summaries = [read_log(file) for file in files]
+    for summary in summaries:
+        if summary.samples == 0 and summary.vllm_version is None and summary.failure is None:
+            click.echo(f"note: {summary.file} holds no line of vLLM that says anything", err=True)
     click.echo(dumps(summaries, indent=2) if as_json else "\n\n".join(map(_log_text, summaries)))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from autotune.cli.types import KeyValue, server_params, workload_params
+from autotune.cli.types import Duration, KeyValue, server_params, workload_params
 from autotune.cli.wiring import device_list, study_spec, workload_options, write_json, write_out
 from autotune.errors import InputError, NothingStableError
 from autotune.records.codec import RecordError, dumps, encode, loads
@@ -26,6 +27,7 @@ from autotune.report.tables import why
     multiple=True,
     help="In flight; several are measured in order. [default: climb]",
 )
+@click.option("--window", type=Duration(), help="Shortest measuring window. [default: 20s]")
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Keep logs here.")
 @click.option(
     "--task",
@@ -61,7 +63,7 @@ def measure(task: Path | None, as_json: bool, **options: Any) -> None:
         _tell(result)
     if result.best is None:
         raise NothingStableError(
-            f"not measured: {why(result) or result.state}", hint=result.failure and result.failure.hint
+            f"not measured: {why(result) or result.state}", hint=None if result.failure is None else result.failure.hint
         )
 
 
@@ -121,6 +123,7 @@ def _task(options: dict[str, Any]) -> TrialTask:
         },
     )
     engine = spec.engine_spec()
+    window_s = options["window"] or spec.measure.window_s
     folder = options["folder"]
     return TrialTask(
         number=0,
@@ -128,6 +131,7 @@ def _task(options: dict[str, Any]) -> TrialTask:
         settings=engine.fixed,
         engine=engine,
         workload=spec.workload,
+        measure=replace(spec.measure, window_s=window_s, window_limit_s=max(window_s, spec.measure.window_limit_s)),
         concurrency=ConcurrencyPlan(values=options["concurrency"]),
         folder=None if folder is None else str(folder),
     )

@@ -74,11 +74,9 @@ def run_search(spec: StudySpec, studies: Path) -> Any:
     with ExitStack() as stack:
         stack.enter_context(devices.lock(folder.lock_file, f"autotune search of study {folder.name}"))
         check_resume(spec, folder.read_spec())
-        gpus: list[Any] = []
-        if spec.engine == "vllm":
-            gpus = devices.select(spec.devices)
-            for gpu in gpus:
-                stack.enter_context(devices.lock_gpu(gpu, f"autotune search of study {folder.name}"))
+        gpus = devices.select(spec.devices) if spec.engine == "vllm" else ()
+        for gpu in gpus:
+            stack.enter_context(devices.lock_gpu(gpu, f"autotune search of study {folder.name}"))
         progress = Progress(sys.stderr, trials=spec.trials)
         stack.callback(progress.close)
         for line in end_left_over(folder.attempts):

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """``90s``, ``30m``, ``2h``, ``1h30m`` or plain seconds -> seconds."""
 
     name = "duration"
@@ -37,7 +37,7 @@ class Duration(click.ParamType):
         return seconds
 
 
-class KeyValue(click.ParamType):
+class KeyValue(click.ParamType[tuple[str, Any]]):
     """``name=value`` with a JSON value, or plain text where it is no JSON."""
 
     name = "name=value"

@@ -15,8 +15,6 @@ from autotune.errors import InputError
 from autotune.search.folder import StudyFolder, newest_study, write_whole
 from autotune.spec import StudySpec, parse_study, read_study
 
-WORKLOADS = ("hle", "synthetic")
-
 
 def study_spec(study_file: Path | None, options: Mapping[str, Any]) -> StudySpec:
     """A study from a file and the options that override it.
@@ -50,16 +48,10 @@ def workload_options(
     official_prompt: bool | None,
 ) -> dict[str, Any]:
     """``--workload hle``, ``--workload FILE.jsonl`` or ``--workload -``."""
-    name: str | None = workload
-    path = dataset_path
-    if workload is not None and workload not in WORKLOADS:
-        looks_like_file = workload == "-" or workload.endswith((".jsonl", ".json")) or Path(workload).exists()
-        if not looks_like_file:
-            raise InputError(
-                f"unknown workload {workload!r}",
-                hint=f"known: {', '.join(WORKLOADS)}, or a JSONL file with one question a line",
-            )
-        name, path = "jsonl", workload
+    from autotune.workloads import parse_name
+
+    name, path = (None, None) if workload is None else parse_name(workload)
+    path = path or dataset_path
     return {"name": name, "path": path, "max_tokens": max_tokens, "limit": limit, "official_prompt": official_prompt}
 
 
@@ -67,7 +59,12 @@ def baseline_option(line: str, concurrency: tuple[int, ...]) -> dict[str, Any]:
     """``--baseline 'vllm serve MODEL -tp 8'`` -> a baseline section."""
     from autotune.engines.flags import parse_argv
 
-    words = shlex.split(line)
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise InputError(
+            f"--baseline is no command line: {error}", hint="--baseline 'vllm serve MODEL -tp 8'"
+        ) from None
     flags = parse_argv(words[2:] if words[:2] == ["vllm", "serve"] else words).to_data()
     flags.pop("model", None)
     return {"label": "your own line", "flags": flags, "concurrency": list(concurrency or (32, 100))}

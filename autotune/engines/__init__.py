@@ -25,7 +25,11 @@ def engine_for(spec: EngineSpec, *, folder: Path | None = None, emit: Emit = now
         from autotune.engines.vllm import VllmEngine
 
         return VllmEngine(spec, folder=folder, emit=emit)
-    raise InputError(f"engine {spec.kind!r} is not known", hint="known: vllm")
+    if spec.kind == "sim":
+        from autotune.engines.sim import SimEngine
+
+        return SimEngine(spec, folder=folder, emit=emit)
+    raise InputError(f"engine {spec.kind!r} is not known", hint="known: vllm, sim")
 
 
 def end_left_over(attempts: Path) -> list[str]:

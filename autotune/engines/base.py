@@ -19,15 +19,30 @@ from autotune.records.settings import Settings
 class Session(Protocol):
     """One server life."""
 
-    startup_s: float
-    """Seconds from the start of the process to ready."""
-    capacity: Capacity
-    argv: tuple[str, ...]
-    """Command line, without secrets, host and port; empty where there is none."""
-    versions: Mapping[str, str]
-    """Versions of what serves: ``vllm``."""
-    resolved: Mapping[str, object] | None
-    """What the server says of its own configuration, if it says it."""
+    @property
+    def startup_s(self) -> float:
+        """Seconds from the start of the process to ready."""
+        ...
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the server can hold."""
+        ...
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Command line, without secrets, host and port; empty where there is none."""
+        ...
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of what serves: ``vllm``."""
+        ...
+
+    @property
+    def resolved(self) -> Mapping[str, object] | None:
+        """What the server says of its own configuration, if it says it."""
+        ...
 
     def observe(self, load: LoadPlan, *, stop: StopRule) -> Observation:
         """Run one load until ``stop`` gives a reason or nothing is left to send.

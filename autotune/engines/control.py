@@ -37,13 +37,22 @@ class ControlError(Exception):
 class Control:
     """Calls to one server. Proxies of the environment are not used: the server is on the loopback or named."""
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        answer_s: float = ANSWER_S,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Calls to ``base_url``; ``transport`` replaces the network (tests)."""
         self.base_url = base_url.rstrip("/")
         self._client = httpx.Client(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(answer_s, connect=CONNECT_S),
             trust_env=False,
+            transport=transport,
         )
 
     def close(self) -> None:

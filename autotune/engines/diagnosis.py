@@ -35,7 +35,8 @@ class Diagnosis:
         """The log names vLLM's processes in front of their lines."""
         self._uvicorn_pid: str | None = None
         self._own_uvicorn_pid: str | None = None
-        self._last = ""
+        self.last_text = ""
+        """What the log ends with, where nothing says more."""
         self._begin()
 
     def _begin(self, *, stopped: str | None = None) -> None:
@@ -56,7 +57,7 @@ class Diagnosis:
 
     def feed(self, line: LogLine) -> None:
         """Take the next line."""
-        self._last = line.text.strip() or self._last
+        self.last_text = line.text.strip() or self.last_text
         if line.front is not self._front:
             self._front = line.front
             self._named = self._named or line.front.from_api or line.front.from_engine
@@ -223,7 +224,7 @@ class Diagnosis:
     def _by_exit_code(self, exit_code: int, kind: FailureKind) -> Failure:
         if self._stopped is not None:
             return failed("interrupted", self._stopped, "somebody else stopped the server: start it again")
-        return failed(kind, self._last or f"exit code {exit_code}, and no log", words.exit_hint(exit_code))
+        return failed(kind, self.last_text or f"exit code {exit_code}, and no log", words.exit_hint(exit_code))
 
 
 def diagnose(lines: Iterable[str], *, exit_code: int | None = None, ready: bool | None = None) -> Failure | None:

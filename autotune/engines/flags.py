@@ -206,9 +206,9 @@ def _value(name: str, text: str) -> FlagValue:
         return _size(name, text)
     if "." in name or text.startswith("{") or name in JSON_LISTS:
         try:
-            data: FlagValue = json.loads(text, parse_constant=str)
+            data: FlagValue = json.loads(text, parse_constant=str, parse_float=_finite)
             return data
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             if "." in name:
                 return text
             raise InputError(f"{name} is not JSON: {error}, in {text!r}", hint="quote it for the shell") from None
@@ -218,6 +218,13 @@ def _value(name: str, text: str) -> FlagValue:
             return int(text)
         return number if math.isfinite(number) else text
     return text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is out of range")
+    return number
 
 
 def _size(name: str, text: str) -> int:

@@ -112,7 +112,7 @@ def split(template: str) -> list[str]:
     try:
         words = shlex.split(template)
     except ValueError as error:
-        raise InputError(f"--vllm-command {template!r} cannot be read: {error}") from None
+        raise InputError(f"--vllm-command {template!r} cannot be read: {error}", hint="check its quotes") from None
     if not words:
         raise InputError("--vllm-command is empty", hint="the default is 'vllm serve'")
     return words

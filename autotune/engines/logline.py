@@ -25,11 +25,10 @@ _LEVELS = "DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
 _HEAD = re.compile(rf"({_LEVELS}) (\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? \[?([^\s\]:]+):\d+\]?(?: |$)")
 # A process of vLLM or Ray: `(EngineCore_DP0 pid=41) `, `(VllmWorker rank=1 pid=7) `, `(pid=7, ip=10.0.0.2) `.
 _PROC = re.compile(r"\((?:(?P<name>[\w.:= -]*?)[ ]?)pid=(?P<pid>\d+)[^()]*\)\s*")
-_SERVICE = re.compile(r"(?P<compose>[\w./-]+)\s+[|│] |\[(?P<pod>pod/[^\]]+)\]\s+")
 # What transports put in front: quote marks, `^C`, service names, journald, ISO times, CRI, srun, torchrun, mpirun.
 _PREFIX = re.compile(
-    rf"(?:>\s|\^C|{_SERVICE.pattern}"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w@./-]+\[\d+\]: "
+    r"(?:>\s|\^C|(?:\d+\|)?(?P<compose>[\w.@/-]+)\s+[|│] |\[(?P<pod>pod/[^\]]+)\]\s+"
+    r"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?[\w.-]+ [\w@./-]+\[\d+\]: "
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\s?[+-]\d\d:?\d\d)?\]?:?\s+"
     r"|(?:stdout|stderr) [FP] |\[(?:rank|default)\d+\]:? ?|\[\d+,\d+\]<\w+>:\s?|\d{1,4}: )"
 )
@@ -125,44 +124,47 @@ def _plain(text: str) -> LogLine:
 @functools.lru_cache(maxsize=512)
 def _front(text: str) -> Front:
     """What stands before vLLM's head; the same few again and again in most logs."""
-    procs = tuple(_proc_name(match) for match in _PROC.finditer(text))
-    return _make_front(procs, _service(_SERVICE.match(text)), "^C" in text)
+    front, rest = _peel(text)
+    late = tuple(_proc_name(match) for match in _PROC.finditer(rest))
+    return _with_procs(front, (*front.procs, *late)) if late else front
 
 
-def _make_front(procs: tuple[str, ...], service: str, interrupted: bool) -> Front:
-    last = procs[-1] if procs else ""
-    from_api = _API_PROC.match(last) is not None
-    from_engine = not from_api and any(_VLLM_PROC.match(name) for name in procs)
-    return Front(procs, service, interrupted, from_api, from_engine)
-
-
-def _headless(text: str) -> LogLine:
+def _peel(text: str) -> tuple[Front, str]:
+    """Take prefixes off the beginning of a text."""
     procs: list[str] = []
-    service, interrupted = "", False
+    services: list[str] = []
+    interrupted = False
     while True:
         if match := _PROC.match(text):
             procs.append(_proc_name(match))
         elif match := _PREFIX.match(text):
-            service = service or _service(match)
+            services += [name for name in (match["compose"], match["pod"]) if name]
             interrupted = interrupted or match[0] == "^C"
         else:
-            break
+            return _with_procs(Front(service=" ".join(services), interrupted=interrupted), tuple(procs)), text
         text = text[match.end() :]
+
+
+def _with_procs(front: Front, procs: tuple[str, ...]) -> Front:
+    last = procs[-1] if procs else ""
+    from_api = _API_PROC.match(last) is not None
+    from_engine = not from_api and any(_VLLM_PROC.match(name) for name in procs)
+    return Front(procs, front.service, front.interrupted, from_api, from_engine)
+
+
+def _headless(text: str) -> LogLine:
+    front, text = _peel(text)
     level = None
     if match := _GLOG.match(text):
         level, text = _GLOG_LEVELS[match["letter"]], text[match.end() :]
     elif match := _LEVEL.match(text):
         level = match["a"] or match["b"] or match["c"] or match["d"]
         text = text[match.end() :]
-    return LogLine(text, level, front=_make_front(tuple(procs), service, interrupted and bool(text)))
+    return LogLine(text, level, front=front if text else front._replace(interrupted=False))
 
 
 def _proc_name(match: re.Match[str]) -> str:
     return f"{match['name'] or ''} pid={match['pid']}".lstrip()
-
-
-def _service(match: re.Match[str] | None) -> str:
-    return "" if match is None else match["compose"] or match["pod"] or ""
 
 
 def _json_record(text: str) -> dict[str, Any] | None:
@@ -193,5 +195,5 @@ def _from_json(record: dict[str, Any], front: str) -> Iterator[LogLine]:
             inner.level or level,
             inner.stamp or (f"{stamp[1]} {stamp[2]}" if stamp and "levelname" in record else None),
             inner.file,
-            _make_front(procs, inner.front.service or outside.service, inner.front.interrupted),
+            _with_procs(Front(service=inner.front.service or outside.service), procs),
         )

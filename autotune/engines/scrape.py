@@ -166,7 +166,7 @@ def metrics_url(source: str) -> str:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
         raise InputError(f"not a URL: {source!r} ({error})", hint="give http://HOST:PORT/metrics") from error
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535:
         raise InputError(f"metrics are read over http or https, got {source!r}", hint="give http://HOST:PORT/metrics")
     path = re.sub(r"/v1(?:/.*)?$", "", url.path.rstrip("/"))
     path = path if path.endswith("/metrics") else f"{path}/metrics"

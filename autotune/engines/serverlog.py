@@ -13,7 +13,7 @@ from autotune.engines.diagnosis import Diagnosis
 from autotune.engines.kvlines import KvLines
 from autotune.engines.lastwords import BANNER
 from autotune.engines.loadlines import NewestLines, PeakRate
-from autotune.engines.logline import LogLine, parse, shorten, unbroken
+from autotune.engines.logline import LINE_LIMIT, LogLine, parse, shorten, unbroken
 from autotune.engines.logsummary import LastStats, LogSummary, log_failure
 from autotune.engines.statsline import Clock, Glance, StatsLine, glance, read_prefix_hit_rate, read_stats
 from autotune.errors import InputError
@@ -46,6 +46,7 @@ _NEEDLES = (
     b"KeyboardInterrupt",
     b"gated repo",
     b"terminate called",
+    b"Watchdog",
 )
 """A line without any of these says nothing that is read here."""
 _INFO = re.compile(rb'INFO(?:\x1b\[[\d;]*m)? (?:\x1b\[[\d;]*m)?\d\d-\d\d \d\d:|"levelname": ?"INFO"')
@@ -68,6 +69,7 @@ class LogReader:
         self.samples = 0
         self.max_kv_usage: float | None = None
         self._rest = b""
+        self._last_line = b""
         self._server = 0
         self._seen = False
         self._diagnosis = Diagnosis()
@@ -126,6 +128,8 @@ class LogReader:
 
     def failure(self, *, exit_code: int | None = None, ready: bool | None = None) -> Failure | None:
         """What ended the last server; see ``diagnosis.diagnose``."""
+        for line in parse(self._last_line):
+            self._diagnosis.last_text = line.text.strip()
         return self._diagnosis.failure(exit_code=exit_code, ready=ready)
 
     def summary(self, file: str) -> LogSummary:
@@ -158,6 +162,8 @@ class LogReader:
                 if (stats := self._take(line)) is not None:
                     found.append(stats)
         self._settle(data, done, len(data))
+        written = data.rstrip()
+        self._last_line = written[written.rfind(b"\n") + 1 :][:LINE_LIMIT] or self._last_line
         return found
 
     def _settle(self, data: bytes, start: int, end: int) -> None:

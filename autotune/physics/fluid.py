@@ -10,6 +10,7 @@ recomputed tokens; the simulator knows better there, at a hundred times the cost
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +50,9 @@ class LoopShape:
     """Tokens written so far by the sequence in flight."""
 
 
+@lru_cache(maxsize=64)
 def loop_shape(law: LengthLaw) -> LoopShape:
-    """Renewal process of a law."""
+    """Renewal process of a law; kept, since every setting of a study asks for the same."""
     longest = law.tokens[-1]
     cell = longest / CELLS
     mass = np.zeros(CELLS + 1)

@@ -11,6 +11,8 @@ from autotune.physics.steptime import CONSTANTS, StepModel
 
 SATURATED_KV = 0.95
 """KV use from which a window is saturated: preemption is near, its rate is not a function of the batch."""
+SLOWDOWN, SLOWDOWN_SD = 1.10, 0.08
+"""Duration of a step under preemption over the model's: one run on H100s showed 1.15 at batches of 260-600."""
 NOISE_FLOOR = 0.005
 BURST_SD = 0.05
 """Error of the prompt rate of a burst: its ends are not sharp, its last steps not full."""
@@ -67,26 +69,31 @@ def steady(windows: Iterable[StepWindow]) -> list[StepWindow]:
 
 
 def fit(
-    windows: Sequence[StepWindow], prior: StepModel | None = None, *, bursts: Sequence[PrefillBurst] = ()
+    windows: Sequence[StepWindow],
+    prior: StepModel | None = None,
+    *,
+    bursts: Sequence[PrefillBurst] = (),
+    slowed: Sequence[StepWindow] = (),
 ) -> StepModel:
     """Constants from measured windows of one engine.
 
     With a prior: the maximum of the posterior (log-normal around the prior's constants with the prior's
     covariance, log-normal error of each window), and the covariance there. Without: non-negative least
     squares of the seconds per step, relative, for ``t0``, ``sequence``, ``kv_token`` and ``prefill_token``.
-    Bursts of prefill count only beside a prior (within ``BURST_SD``).
+    Only beside a prior count bursts of prefill (within ``BURST_SD``) and ``slowed`` windows: those with
+    preemption, whose common factor against the model is not known (``SLOWDOWN``) and fitted beside.
 
     Raises:
         ValueError: no window, or a saturated one (leave those out with ``steady``).
     """
-    if not windows:
+    if not windows and not (prior and slowed):
         raise ValueError("a step model needs at least one window")
     for window in windows:
         if window.saturated:
             raise ValueError(f"a saturated window cannot be fitted: {window}")
         if window.batch <= 0 or window.output_tokens_per_s <= 0:
             raise ValueError(f"a window without output cannot be fitted: {window}")
-    return _least_squares(windows) if prior is None else _posterior(windows, prior, bursts)
+    return _least_squares(windows) if prior is None else _posterior(windows, prior, bursts, slowed)
 
 
 def residuals(model: StepModel, windows: Iterable[StepWindow]) -> list[float]:
@@ -95,6 +102,15 @@ def residuals(model: StepModel, windows: Iterable[StepWindow]) -> list[float]:
         math.log(w.output_tokens_per_s / max(1e-12, model.rate(w.batch, w.kv_tokens, w.prompt_tokens_per_s)))
         for w in windows
     ]
+
+
+def slowdown(model: StepModel, slowed: Sequence[StepWindow]) -> float:
+    """Duration of a step under preemption over the model's, from windows with preemption and the usual factor."""
+    errors = residuals(model, slowed)
+    weights = [w.weight / NOISE_PRIOR**2 for w in slowed]
+    own = 1.0 / SLOWDOWN_SD**2
+    total = own * math.log(SLOWDOWN) - sum(w * e for w, e in zip(weights, errors, strict=True))
+    return math.exp(total / (own + sum(weights)))
 
 
 def _least_squares(windows: Sequence[StepWindow]) -> StepModel:
@@ -125,7 +141,12 @@ def _least_squares(windows: Sequence[StepWindow]) -> StepModel:
     return dataclasses.replace(model, log_covariance=_tuples(covariance), noise=min(spread, NOISE_PRIOR))
 
 
-def _posterior(windows: Sequence[StepWindow], prior: StepModel, bursts: Sequence[PrefillBurst]) -> StepModel:
+def _posterior(
+    windows: Sequence[StepWindow],
+    prior: StepModel,
+    bursts: Sequence[PrefillBurst],
+    slowed: Sequence[StepWindow],
+) -> StepModel:
     import numpy as np
     from scipy.optimize import least_squares
 
@@ -136,28 +157,31 @@ def _posterior(windows: Sequence[StepWindow], prior: StepModel, bursts: Sequence
     precision = np.linalg.inv(covariance[np.ix_(free, free)] + np.eye(len(free)) * 1e-9)
     whiten = np.linalg.cholesky(precision).T
     weights = np.array([w.weight for w in windows])
+    slow_root = np.sqrt([w.weight for w in slowed])
 
     def model_at(shift: np.ndarray) -> StepModel:
         return prior.scaled(**{CONSTANTS[i]: math.exp(s) for i, s in zip(free, shift, strict=True)})
 
     # The floor of compute_s makes two valleys: one start in each.
     sequence = np.array([-1.5 if CONSTANTS[i] == "sequence_s" else 0.0 for i in free])
-    starts = [np.zeros(len(free)), sequence] if prior.compute_s and sequence.any() else [np.zeros(len(free))]
+    origin = np.append(np.zeros(len(free)), math.log(SLOWDOWN))
+    starts = [origin, origin + np.append(sequence, 0.0)] if prior.compute_s and sequence.any() else [origin]
     spread = NOISE_PRIOR
     for _ in range(3):
 
         def errors(x: np.ndarray, sigma: float = spread) -> np.ndarray:
-            model = model_at(x)
+            model = model_at(x[:-1])
             misfit = np.array(residuals(model, windows)) * np.sqrt(weights) / sigma
+            slow = (np.array(residuals(model, slowed)) + x[-1]) * slow_root / sigma
             filled = [math.log(b.prompt_tokens_per_s / b.predicted(model)) / BURST_SD for b in bursts]
-            return np.concatenate([misfit, filled, whiten @ x])
+            factor = [(x[-1] - math.log(SLOWDOWN)) / SLOWDOWN_SD]
+            return np.concatenate([misfit, slow, filled, factor, whiten @ x[:-1]])
 
         found = min((least_squares(errors, x, bounds=(-6.0, 6.0)) for x in starts), key=lambda f: float(f.cost))
-        shift, jacobian = found.x, found.jac
-        starts = [shift]
-        used = len(free) - float(np.trace(np.linalg.inv(jacobian.T @ jacobian) @ precision))
+        starts, shift = [found.x], found.x[:-1]
+        after = np.linalg.inv(found.jac.T @ found.jac)[:-1, :-1]
+        used = len(free) - float(np.trace(after @ precision))
         spread = _noise(residuals(model_at(shift), windows), list(weights), used)
-    after = np.linalg.inv(jacobian.T @ jacobian)
     covariance[np.ix_(free, free)] = after
     learnt = {CONSTANTS[i] for k, i in enumerate(free) if after[k, k] < 0.5 * prior.log_covariance[i][i]}
     return dataclasses.replace(
@@ -172,7 +196,7 @@ def _posterior(windows: Sequence[StepWindow], prior: StepModel, bursts: Sequence
 def _noise(errors: Sequence[float], weights: Sequence[float], constants: float) -> float:
     """Error of one window of weight 1: what was seen, pulled towards what is usual."""
     seen = sum(w * e * e for w, e in zip(weights, errors, strict=True))
-    free = max(0.0, len(errors) - constants)
+    free = max(0.0, sum(weights) - constants)
     return max(NOISE_FLOOR, math.sqrt((seen + NOISE_WEIGHT * NOISE_PRIOR**2) / (free + NOISE_WEIGHT)))
 
 

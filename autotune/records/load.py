@@ -58,6 +58,10 @@ class LoadPlan:
     """Arguments of the chat template, sent with every chat request (``enable_thinking``)."""
     stream: bool = False
     """Stream the answers (needed for TTFT and ITL; costs client CPU)."""
+    sample_s: float = 1.0
+    """Pace at which the server's counters are read."""
+    stall_s: float | None = 60.0
+    """No token for so long while something runs or waits is a stall; ``None``: no limit."""
     keep_text: bool = False
     """Keep the answers' text in the outcomes (probe and full run; never in a measuring window)."""
 

@@ -40,7 +40,11 @@ class EngineSpec:
     gpus: str | None = None
     """Hardware in words, ``8xH200`` (kind ``sim``; elsewhere for the record)."""
     seed: int = 0
-    """World of the simulator (kind ``sim``)."""
+    """World of the simulator (kind ``sim``), as are the following."""
+    tilt: Mapping[str, float] = field(default_factory=dict)
+    """Factors on the speed of servers by their flags: ``tensor_parallel_size=8`` -> 0.7."""
+    real_time: float = 0.0
+    """Real seconds that a virtual one takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,8 @@ class WorkloadSpec:
     """Lognormal shape of the answers' lengths."""
     requests: int | None = None
     """``synthetic``: how many requests there are; ``None``: 1,000."""
+    law: str | None = None
+    """``synthetic``: a shipped law of prompts and answers by name, instead of means and sigma."""
     vocab_size: int | None = None
     """``synthetic``: vocabulary of the model, so that no prompt holds an id beyond it; ``None``: at least 10,000."""
 

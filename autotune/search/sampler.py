@@ -19,7 +19,7 @@ Taken = Callable[[], set[Settings]]
 """Settings that were launched already."""
 
 
-def distributions(space: Space) -> dict[str, BaseDistribution]:
+def distributions(space: Space) -> dict[str, CategoricalDistribution]:
     """One categorical distribution per flag over its levels."""
     return {name: CategoricalDistribution([_choice(v) for v in values]) for name, values in space.levels.items()}
 
@@ -54,7 +54,7 @@ class GridTPESampler(TPESampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The whole grid, always."""
-        return self._distributions
+        return dict(self._distributions)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -88,7 +88,7 @@ class Study:
     def ask(self) -> Asked | None:
         """The next queued settings, else what the sampler proposes; ``None`` when nothing is left to try."""
         try:
-            trial = self._study.ask(None if self.queued() else distributions(self._space))
+            trial = self._study.ask(None if self.queued() else dict(distributions(self._space)))
         except StopIteration:
             for number in self.running():
                 self._study.tell(number, state=TrialState.FAIL)
@@ -101,9 +101,9 @@ class Study:
             return Asked(number=trial.number, kind="search", settings=settings, label=None, extra={}, retry=0)
         attrs = json.loads(told)
         settings = Settings(attrs["settings"])
-        params = to_params(settings, self._space)
-        for name, distribution in distributions(self._space).items() if params is not None else ():
-            trial.suggest_categorical(name, distribution.choices)
+        if to_params(settings, self._space) is not None:
+            for name, distribution in distributions(self._space).items():
+                trial.suggest_categorical(name, distribution.choices)
         return Asked(
             number=trial.number,
             kind=attrs["kind"],

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.engines.base import Engine
 from autotune.engines.process.family import MARKER
+from autotune.engines.sim import SimEngine, SimWorld
 from autotune.engines.vllm import VllmEngine
 from autotune.records.trial import EngineSpec
 from autotune.testing import EngineContract, MakeEngine
@@ -61,3 +62,16 @@ def processes_with(variable: str, value: str) -> list[str]:
         if wanted in environment and int(place.name) != os.getpid():
             found.append(f"{place.name}: {command}")
     return found
+
+
+class TestSimulated(EngineContract):
+    """The built-in engine: no process, no clock."""
+
+    @pytest.fixture
+    def make_engine(self, tmp_path: Path) -> MakeEngine:
+        def make(fault: str | None = None) -> Engine:
+            worlds = {None: SimWorld(7), "dies": SimWorld(7, oom_above=0.5)}
+            spec = EngineSpec(kind="sim", model="Qwen/Qwen3-32B", gpus="8xH200")
+            return SimEngine(spec, folder=tmp_path / "attempts" / "0000", world=worlds[fault])
+
+        return make

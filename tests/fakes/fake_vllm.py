@@ -71,6 +71,7 @@ class FakeServer:
         self.flags = flags
         self.name = flags.get("served_model_name", flags["model"])
         self.deaf = False
+        self.kv_line = True
         self.dying: str | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self.engines: list[Any] = []
@@ -81,12 +82,12 @@ class FakeServer:
     def print(self, text: str) -> None:
         print(text, flush=True)
 
-    def log(self, text: str, *, level: str = "INFO", engine: bool = False) -> None:
-        who = (
-            f"EngineCore pid={self.child.pid if self.child else os.getpid() + 1}"
-            if engine
-            else f"APIServer pid={os.getpid()}"
-        )
+    def log(self, text: str, *, level: str = "INFO", engine: bool = False, rank: int = 0) -> None:
+        who = f"APIServer pid={os.getpid()}"
+        if engine:
+            several = int(self.number("data_parallel_size", 1)) > 1
+            name = f"EngineCore_DP{rank}" if several else "EngineCore"
+            who = f"{name} pid={(self.child.pid if self.child else os.getpid() + 1) + rank}"
         for line in text.splitlines():
             self.print(f"({who}) {level} {time.strftime('%m-%d %H:%M:%S')} [fake.py:1] {line}")
 
@@ -197,11 +198,12 @@ class FakeServer:
             )
             for _ in range(ranks)
         ]
-        for _ in range(ranks):
+        for rank in range(ranks if self.kv_line else 0):
             self.log(
                 f"GPU KV cache size: {self.kv_tokens:,} tokens, Maximum concurrency for {self.model_len:,} tokens"
                 f" per request: {self.kv_tokens / self.model_len:.2f}x",
                 engine=True,
+                rank=rank,
             )
         beside = [
             asyncio.create_task(work) for work in (*(e.run() for e in self.engines), self._stats(), self._watchdog())

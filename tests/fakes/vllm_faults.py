@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# What a start that fails prints, and its exit code; {pid} is the server's. Shaped like vLLM's own lines.
+# Exit code of a start that fails and what it prints: bare lines, or logged by the engine's process.
+# Own words in the shape of vLLM's.
 DEATHS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kv_too_small": (
         1,
@@ -53,20 +54,20 @@ DEATHS: dict[str, tuple[int, tuple[str, ...]]] = {
     "tp_not_divisible": (
         1,
         (
-            "API pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
-            "API   Value error, Total number of attention heads (32) must be divisible by tensor parallel size (3).",
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
+            "  Value error, Total number of attention heads (32) must be divisible by tensor parallel size (3).",
         ),
     ),
     "gated_model": (
         1,
         (
-            "API OSError: You are trying to access a gated repo.",
-            "API Make sure to have access to it at https://huggingface.co/acme/secret. 401 Client Error.",
+            "OSError: You are trying to access a gated repo.",
+            "Make sure to have access to it at https://huggingface.co/acme/secret. 401 Client Error.",
         ),
     ),
     "nccl": (1, ("ENGINE RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",)),
     "bad_flag": (2, ("usage: vllm [-h] [-v] {serve,bench} ...", "vllm: error: unrecognized arguments: --no-such")),
-    "port_in_use": (1, ("API OSError: [Errno 98] Address already in use",)),
+    "port_in_use": (1, ("OSError: [Errno 98] Address already in use",)),
     "code_0": (0, ()),
     "quietly": (1, ()),
     "no_vllm": (1, ("Traceback (most recent call last):", "ModuleNotFoundError: No module named 'vllm'")),
@@ -92,8 +93,8 @@ def die(server: Any, kind: str) -> None:
     code, lines = DEATHS[kind]
     for line in lines:
         who, _, text = line.partition(" ")
-        if who in ("API", "ENGINE"):
-            server.log(text, level="ERROR", engine=who == "ENGINE")
+        if who == "ENGINE":
+            server.log(text, level="ERROR", engine=True)
         else:
             server.print(line)
     if any(line.startswith("ENGINE") for line in lines):
@@ -111,8 +112,7 @@ def die_later(server: Any, arg: str) -> None:
 def linger(server: Any, kind: str) -> None:
     """The log names the end, the process stays."""
     for line in DEATHS[kind][1]:
-        who, _, text = line.partition(" ")
-        server.log(text, level="ERROR", engine=who == "ENGINE")
+        server.log(line.removeprefix("ENGINE "), level="ERROR", engine=True)
     server.log("EngineCore failed to start.", level="ERROR", engine=True)
     time.sleep(600)
 
@@ -147,6 +147,11 @@ def ignore_term(server: Any, arg: str) -> None:
 
 def wrong_name(server: Any, arg: str) -> None:
     server.name = "somebody-else"
+
+
+def no_kv_line(server: Any, arg: str) -> None:
+    """The log does not say the capacity."""
+    server.kv_line = False
 
 
 def rename(server: Any, arg: str) -> None:
@@ -212,6 +217,7 @@ FAULTS: dict[str, Fault] = {
     "loads_silently": Fault(boot=load_silently),
     "ignores_term": Fault(boot=ignore_term),
     "wrong_name": Fault(boot=wrong_name),
+    "no_kv_line": Fault(boot=no_kv_line),
     "renamed": Fault(boot=rename),
     "child_setsid": Fault(child=SETSID),
     "child_renamed": Fault(child=RENAMED),

@@ -43,9 +43,9 @@ def drive(
     *,
     stop: StopRule,
     alive: Callable[[], Failure | None],
-    sample_s: float = 1.0,
+    sample_s: float | None = None,
     limit_s: float | None = None,
-    stall_s: float | None = 60.0,
+    stall_s: float | None = None,
     emit: Emit = nowhere,
 ) -> Observation:
     """Run one load to its end, in this thread, on an event loop of its own.
@@ -54,11 +54,11 @@ def drive(
         stop: Asked every ``sample_s`` with the observation so far, whether or not the page of counters
             could be read; its reason ends the load (``stopped:<reason>``).
         alive: Asked every 0.25 s; must return at once. A failure ends the load (``engine_died``).
-        sample_s: Pace of the readings of the server's counters, seconds.
+        sample_s: Pace of the readings of the server's counters, seconds; ``None``: the plan's.
         limit_s: Longest load (``limit``); ``None``: none.
-        stall_s: Longest time without a token counted, a chunk or an end, while the server holds requests or
-            no longer shows its counters (``stalled``); ``None``, or a server without counters: no limit.
-        emit: Told of ``load_started``, ``load_sampled`` and ``load_ended``.
+        stall_s: Longest time without a token counted, a chunk or an end (``stalled``); ``None``: the plan's,
+            which may be no limit. There is none either for a server without counters, unless it streams.
+        emit: Told of each ``load_sampled``, and a ``note`` when the server does not come to rest.
 
     Returns:
         The observation; requests in the order in which they were sent, those still in flight at the end
@@ -71,7 +71,9 @@ def drive(
         PrerequisiteError: this process may not have so many connections open.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Loop(target, load, stop, alive, sample_s, limit_s, stall_s, emit).run())
+        pace_s = load.sample_s if sample_s is None else sample_s
+        silence_s = load.stall_s if stall_s is None else stall_s
+        return runner.run(_Loop(target, load, stop, alive, pace_s, limit_s, silence_s, emit).run())
 
 
 class _Loop:
@@ -113,7 +115,6 @@ class _Loop:
             self.exchange = Exchange(session, self.target, self.load)
             self.counters = Counters(session, self.target.metrics_url, self.exchange.now_s)
             before = await self.counters.read()
-            self.emit(Event(kind="load_started", data={"concurrency": self.load.concurrency}))
             self.pulse = Pulse(self.in_flight)
             self.exchange.started_s = time.perf_counter()
             if before is not None:
@@ -132,7 +133,6 @@ class _Loop:
             if self.bug is not None:
                 raise self.bug
             observation = self._observation(self.end_s)
-            self.emit(Event(kind="load_ended", data={"end": self.end, **self._progress()}))
             await self._idle()
         return observation
 

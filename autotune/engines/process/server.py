@@ -24,6 +24,7 @@ class ServerProcess:
         self._folder = folder
         self._family = Family(marker, session=child.pid)
         self._leave = threading.Event()
+        self._looking = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="autotune-processes", daemon=True)
         self._stopped = False
         self.log_path = log_path
@@ -95,6 +96,8 @@ class ServerProcess:
     @property
     def living(self) -> dict[int, str]:
         """Process id and command line of everything it started that still runs, itself included."""
+        with self._looking:
+            self._family.look()
         return self._family.living_commands()
 
     def stop(self, grace_s: float) -> None:
@@ -114,8 +117,12 @@ class ServerProcess:
         self._try_to_record()
 
     def _watch(self) -> None:
+        known = 0
         while not self._leave.wait(LOOK_EVERY_S):
-            if self._family.look():
+            with self._looking:
+                self._family.look()
+            if len(self._family.members()) != known:
+                known = len(self._family.members())
                 self._try_to_record()
 
     def _try_to_record(self) -> None:

@@ -251,7 +251,7 @@ STARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("nccl", in_engine("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled "
                        "system error")),
     ("unsupported", in_engine("ValueError: No valid attention backend found for cuda with head_size: 80. Reasons: {}")),
-    ("unsupported", in_engine("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456")),
+    ("unsupported", in_engine("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 9")),
     ("disk_full", in_engine("OSError: [Errno 28] No space left on device: '/root/.cache/vllm/x'")),
     ("nccl", in_engine("RuntimeError: NCCL error: unhandled system error. Last error: Error while creating shared "
                        "memory "

@@ -47,6 +47,11 @@ def test_messages_go_to_chat_with_the_template_arguments() -> None:
     }
 
 
+def test_template_arguments_are_for_chat_alone() -> None:
+    assert "chat_template_kwargs" not in body(CHAT)[1]
+    assert "chat_template_kwargs" not in body(IDS, chat_template_kwargs={"enable_thinking": True})[1]
+
+
 def test_a_forced_length_is_ignore_eos_alone() -> None:
     _, data = body(Request(id="a", prompt=(1,), max_tokens=7, forced=True, salt="s"))
     assert data["ignore_eos"] is True

@@ -4,8 +4,7 @@ import pytest
 
 from autotune.engines.kvlines import KvLines
 from autotune.engines.logline import parse
-
-from . import logs
+from tests.unit.engines import server_logs as logs
 
 
 def tokens(text: str, *, banners: bool = True) -> int | None:

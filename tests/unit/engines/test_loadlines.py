@@ -3,8 +3,7 @@ from __future__ import annotations
 from autotune.engines.loadlines import STAMPS, NewestLines, PeakRate
 from autotune.engines.logline import parse
 from autotune.engines.statsline import Glance, glance
-
-from .logs import stats
+from tests.unit.engines.server_logs import stats
 
 
 def seen(stamp: str, rate: float = 1.0, *, engine: int = 0, front: str = "(APIServer pid=1) ") -> Glance:

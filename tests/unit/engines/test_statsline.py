@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from autotune.engines.logline import parse
 from autotune.engines.statsline import Clock, StatsLine, glance, long_before, read_prefix_hit_rate, read_stats
-
-from .logs import CPU_033, V0_JOURNALD, stats
+from tests.unit.engines.server_logs import CPU_033, V0_JOURNALD, stats
 
 
 def read(text: str) -> StatsLine | None:

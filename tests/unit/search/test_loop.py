@@ -140,7 +140,7 @@ def test_an_environment_failure_is_retried_once(tmp_path: Path) -> None:
             )
         return answer(rates)(task)
 
-    search, _, _ = make(tmp_path, busy, SPEC.model_copy(update={"trials": 5}))
+    search, _, _ = make(tmp_path, busy, SPEC.model_copy(update={"trials": 6}))
     search.run()
     assert seen.count(Settings(max_num_seqs=32)) == 2
 

@@ -103,10 +103,10 @@ CPU_033 = """\
 for 2,048 tokens per request: 22.75x
 (APIServer pid=70) INFO 10-09 12:01:00 [launcher.py:40] Starting vLLM server on http://0.0.0.0:8000
 INFO:     Application startup complete.
-(APIServer pid=70) INFO 10-09 12:01:10 [loggers.py:273] Engine 000: Avg prompt throughput: 1.5 tokens/s, Avg generation \
-throughput: 33.3 tokens/s, Running: 8 reqs, Waiting: 5 reqs, Deferred: 2 reqs, KV fetch: 3 waiting to start, 1 in \
-progress, 4 completed waiting, Preemptions: 6, CPU KV cache usage: 87.5%, Corrupted: 0 reqs, External prefix cache hit \
-rate: 11.0%, MM cache hit rate: 22.0%
+(APIServer pid=70) INFO 10-09 12:01:10 [loggers.py:273] Engine 000: Avg prompt throughput: 1.5 tokens/s, Avg \
+generation throughput: 33.3 tokens/s, Running: 8 reqs, Waiting: 5 reqs, Deferred: 2 reqs, KV fetch: 3 waiting to \
+start, 1 in progress, 4 completed waiting, Preemptions: 6, CPU KV cache usage: 87.5%, Corrupted: 0 reqs, External \
+prefix cache hit rate: 11.0%, MM cache hit rate: 22.0%
 (APIServer pid=70) INFO 10-09 12:01:10 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 3.43, Accepted \
 throughput: 999.0 tokens/s, Drafted throughput: 0.11 tokens/s, Accepted: 85 tokens, Avg Draft acceptance rate: 81.0%
 """

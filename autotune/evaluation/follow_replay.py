@@ -1,0 +1,208 @@
+"""Who is in flight, and how far each one is, from running, waiting and tokens alone.
+
+All sequences that run advance by the same number of tokens: what was written in an interval over how many
+ran. vLLM admits in order and preempts the newest, so of those in flight the first ones sent are the ones that
+run. What is not seen is which of them ended: they are drawn in proportion to the chance that a length law
+gives each at its age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.evaluation.follow_series import Reading
+
+Array = npt.NDArray[np.float64]
+Chance = Callable[[Array, float], Array]
+"""Chance that answers of these ages end within so many tokens more."""
+
+AT_ONCE = 0.97
+"""So large a share of all requests in flight at the peak: all were sent at once."""
+FLAT = 0.03
+"""The number in flight counts as constant within so much."""
+DRAINING = 0.95
+"""A closed loop that ends with fewer in flight than this share of what it held has nothing left to send."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """A run's intervals, and how its client sends."""
+
+    readings: tuple[Reading, ...]
+    requests: int
+    concurrency: int
+    """What the client holds in flight; all requests when they were sent at once."""
+    at_once: bool
+    draining: bool
+    """A closed loop that has sent everything."""
+    advance: Array
+    """Tokens that each running sequence wrote, one an interval."""
+    ended: Array | None
+    """Answers that ended, one an interval; ``None``: not seen."""
+    prompt_tokens: float | None
+    """Mean of a prompt; ``None``: not seen."""
+
+    @property
+    def finished(self) -> float | None:
+        """Answers that have ended, if that is seen."""
+        last = self.readings[-1].in_flight
+        if self.at_once or self.draining:
+            return self.requests - last
+        return None if self.ended is None else float(self.ended.sum())
+
+
+def read_flight(readings: Sequence[Reading], requests: int) -> Flight:
+    """How the client sends, how the sequences advance, and what is seen of ends."""
+    flight = np.array([r.in_flight for r in readings])
+    peak = float(flight.max())
+    plateau = int((flight >= peak * (1 - FLAT)).sum())
+    falls_at_once = len(flight) > 2 and plateau <= 2 and peak >= 0.85 * requests
+    at_once = peak >= AT_ONCE * requests or falls_at_once
+    running = np.array([r.running for r in readings])
+    before = np.concatenate([[running[0]], running[:-1]])
+    written = np.array([r.output_tokens for r in readings])
+    advance = written / np.maximum(0.5, (running + before) / 2)
+    concurrency = requests if at_once else round(float(np.median(flight[flight >= peak * (1 - 2 * FLAT)])))
+    draining = not at_once and _drains(flight, concurrency)
+    prompts = _mean_prompt(readings, requests if at_once else None)
+    return Flight(
+        readings=tuple(readings),
+        requests=requests,
+        concurrency=concurrency,
+        at_once=at_once,
+        draining=draining,
+        advance=advance,
+        ended=_ended(readings, flight, requests, at_once, prompts),
+        prompt_tokens=prompts,
+    )
+
+
+def _drains(flight: Array, concurrency: int) -> bool:
+    """Fewer and fewer at the end, after the level was once reached."""
+    tail = flight[-3:]
+    return len(flight) > 2 and bool(
+        tail[-1] < DRAINING * concurrency and np.all(np.diff(tail) <= 0) and tail[0] > tail[-1]
+    )
+
+
+def _mean_prompt(readings: Sequence[Reading], requests: int | None) -> float | None:
+    """From the burst at the start: prompt tokens until their rate falls, over the requests that were started."""
+    if any(r.prompt_tokens is None for r in readings[:2]):
+        return None
+    rates = np.array([(r.prompt_tokens or 0.0) / r.span_s for r in readings])
+    if rates.max(initial=0.0) <= 0:
+        return None
+    burst = int(np.argmax(rates[:12]))
+    while burst + 1 < len(rates) and rates[burst + 1] > 0.4 * rates[burst]:
+        burst += 1
+    tokens = sum(r.prompt_tokens or 0.0 for r in readings[: burst + 1])
+    ended = sum(r.completions or 0.0 for r in readings[: burst + 1])
+    started = max(readings[burst].running + ended, 1.0)
+    if requests is not None and readings[burst].waiting == 0:
+        started = float(requests)
+    return tokens / started
+
+
+def _ended(
+    readings: Sequence[Reading], flight: Array, requests: int, at_once: bool, prompts: float | None
+) -> Array | None:
+    if at_once:
+        return np.maximum(0.0, -np.diff(np.concatenate([[float(requests)], flight])))
+    if any(r.completions is not None for r in readings):
+        return np.array([r.completions or 0.0 for r in readings])
+    if prompts is None or any(r.prompt_tokens is None for r in readings):
+        return None
+    # In a closed loop each end starts a request: its prompt shows. The first burst is no end.
+    started = np.array([r.prompt_tokens or 0.0 for r in readings]) / prompts
+    growth = np.diff(np.concatenate([[0.0], flight]))
+    return np.maximum(0.0, started - growth)
+
+
+@dataclass
+class Population:
+    """Those in flight, in the order in which they were sent."""
+
+    ages: Array
+    """Tokens written so far."""
+    running: int
+    """So many of the first run, the others wait."""
+    sent: int
+    """Requests sent so far, ended ones included."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """One interval: those that ran, by their age, and how many ended."""
+
+    ages: Array
+    advance: float
+    ended: float | None
+
+
+def replay(
+    flight: Flight, chance: Chance, max_tokens: int, rng: np.random.Generator
+) -> tuple[Population, list[Exposure], Array]:
+    """Play the run back: the population now, what each interval exposed, and tokens written by those in flight.
+
+    The third value has one entry an interval: the sum of the ages of those that run at its end.
+    """
+    ages = np.zeros(round(flight.readings[0].in_flight) if not flight.at_once else flight.requests)
+    sent, owed = len(ages), 0.0
+    exposures: list[Exposure] = []
+    sums = []
+    limit = 0.995 * max_tokens
+    before = flight.readings[0].running
+    for i, reading in enumerate(flight.readings):
+        count = min(len(ages), round(before))
+        advance = float(flight.advance[i])
+        seen = ages[:count]
+        chances = chance(seen, advance)
+        target = round(reading.in_flight)
+        known = None if flight.ended is None else float(flight.ended[i])
+        exposures.append(Exposure(seen.copy(), advance, known))
+        if known is None:
+            ends = _systematic(chances, rng)
+        else:
+            owed += known
+            number = min(count, int(owed))
+            owed -= number
+            ends = _weighted(chances, number, rng)
+        ages[:count] = np.minimum(limit, seen + advance)
+        ages = np.delete(ages, ends)
+        new = target - len(ages)
+        if new < 0:  # more ended than was thought: the oldest
+            ages = np.delete(ages, np.argsort(-ages[: max(count, -new)], kind="stable")[:-new])
+        elif new > 0:
+            new = max(0, min(new, flight.requests - sent))
+            fresh = rng.random(new) * advance if reading.waiting < 1 else np.zeros(new)
+            ages = np.concatenate([ages, fresh])
+            sent += new
+        before = reading.running
+        sums.append(float(ages[: round(before)].sum()))
+    running = min(len(ages), round(flight.readings[-1].running))
+    return Population(ages=ages, running=running, sent=sent), exposures, np.array(sums)
+
+
+def _systematic(chances: Array, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """Each ends with its chance; their number is the expected one, up or down by less than one."""
+    order = rng.permutation(len(chances))
+    total = np.cumsum(np.clip(chances[order], 0.0, 1.0)) + rng.random()
+    hit = (
+        np.floor(total) > np.floor(np.concatenate([[total[0] - chances[order[0]]], total[:-1]]))
+        if len(total)
+        else total > 0
+    )
+    return np.asarray(order[hit], dtype=np.intp)
+
+
+def _weighted(chances: Array, number: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """So many of them, in proportion to their chances (Efraimidis and Spirakis, 2006)."""
+    if number <= 0:
+        return np.zeros(0, dtype=np.intp)
+    odds = np.maximum(chances, 1e-12) / np.maximum(1.0 - chances, 1e-9)
+    keys = rng.exponential(size=len(odds)) / odds
+    return np.asarray(np.argpartition(keys, number - 1)[:number], dtype=np.intp)

@@ -1,0 +1,157 @@
+"""Speed and capacity of the server of a run under way: step constants fitted around what any server is like."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.evaluation.follow_law import LawTable
+from autotune.evaluation.follow_replay import Flight, replay
+from autotune.evaluation.follow_series import RunSeries
+from autotune.physics.fluid import RECOMPUTED
+from autotune.physics.simulator import EngineLimits
+from autotune.physics.stepfit import NOISE_PRIOR, StepWindow, fit, slowdown
+from autotune.physics.steptime import StepModel
+
+Array = npt.NDArray[np.float64]
+
+KV_FULL = 0.99
+"""KV use that counts as full."""
+USABLE = (0.01, 0.97)
+"""KV use between which the capacity can be read off."""
+T0_S, SEQUENCE_S, PREFILL_TOKEN_S, BEYOND_S = 15e-3, 20e-6, 40e-6, 40e-6
+CACHE_S, KV_TOKEN_S = 20e-3, 3e-8
+"""Reading a whole cache once (memory over bandwidth: 12-35 ms on the cards in use); per token where its size is
+not known."""
+SERVER_SD = {"t0_s": 0.5, "sequence_s": 0.7, "kv_token_s": 0.5, "prefill_token_s": 0.8, "beyond_s": 0.8}
+"""How much servers differ: model, cards, tensor parallelism, version."""
+LINE_SD, LINES = 0.05, 6.0
+"""Error of the model against one line of a real run (H100 x 8, batches of 100-1,000: 4.8 % rms), and how many lines
+a run is worth at most: neighbours share their errors."""
+HIT_SHARE = (0.0, 0.6)
+"""Range of the share of a preempted sequence that the prefix cache still holds (one run: 0.4)."""
+
+
+def kv_in_use(series: RunSeries, flight: Flight) -> Array:
+    """KV tokens in use at the end of each interval, all engines; NaN where not seen."""
+    usage = np.array([np.nan if r.kv_usage is None else r.kv_usage for r in flight.readings])
+    capacity = series.kv_capacity_tokens or _early_capacity(flight)
+    return usage * capacity if capacity else np.full(len(usage), np.nan)
+
+
+def kv_capacity(
+    series: RunSeries, flight: Flight, table: LawTable, chosen: npt.NDArray[np.intp], max_tokens: int
+) -> float | None:
+    """Tokens over all engines: as logged, else from the KV use and what those in flight have written."""
+    if series.kv_capacity_tokens:
+        return float(series.kv_capacity_tokens)
+    rng = np.random.default_rng(1)
+    found = []
+    for law in chosen[:8]:
+        _, _, sums = replay(flight, lambda a, d, i=int(law): table.chance(i, a, d), max_tokens, rng)  # type: ignore[misc]
+        estimate = _capacity(flight, sums)
+        if estimate:
+            found.append(estimate)
+    return float(np.median(found)) if found else None
+
+
+def _early_capacity(flight: Flight) -> float | None:
+    """From the first intervals of a run, before many have ended."""
+    clock = np.cumsum(flight.advance)
+    running = np.array([r.running for r in flight.readings])
+    return _capacity(flight, clock * running, first=6)
+
+
+def _capacity(flight: Flight, written: Array, first: int | None = None) -> float | None:
+    """Capacity from written tokens and KV use: usage = (prompts + written) / capacity, least squares."""
+    usage = np.array([np.nan if r.kv_usage is None else r.kv_usage for r in flight.readings])
+    running = np.array([r.running for r in flight.readings])
+    usable = np.isfinite(usage) & (usage > USABLE[0]) & (usage < USABLE[1]) & (running > 0)
+    index = np.nonzero(usable)[0][:first]
+    if len(index) == 0:
+        return None
+    if flight.prompt_tokens is not None or len(index) < 4:
+        held = running * (flight.prompt_tokens if flight.prompt_tokens is not None else 300.0) + written
+        return float(np.median(held[index] / usage[index]))
+    from scipy.optimize import nnls
+
+    design = np.stack([running[index], written[index]], axis=1) / usage[index][:, None]
+    _, per_token = nnls(design, np.ones(len(index)))[0]
+    return float(1.0 / per_token) if per_token > 0 else None
+
+
+def step_model(
+    series: RunSeries, flight: Flight, written: Array, capacity: float | None, prompt_tokens: float
+) -> StepModel:
+    """Constants of one engine, fitted to the readings."""
+    engines = series.engines
+    start = StepModel(
+        t0_s=T0_S,
+        sequence_s=SEQUENCE_S,
+        kv_token_s=CACHE_S / (capacity / engines) if capacity else KV_TOKEN_S,
+        prefill_token_s=PREFILL_TOKEN_S,
+        beyond_s=BEYOND_S,
+    ).with_sd(**SERVER_SD)
+    readings = flight.readings
+    usage = kv_in_use(series, flight) if capacity else np.full(len(readings), np.nan)
+    rows: list[StepWindow] = []
+    slowed: list[StepWindow] = []
+    for i in range(1, len(readings)):
+        before, now = readings[i - 1], readings[i]
+        batch = (before.running + now.running) / 2 / engines
+        if batch < 0.5 or now.output_tokens <= 0 or now.running == 0:
+            continue
+        held = [
+            u if np.isfinite(u) else w + r.running * prompt_tokens
+            for u, w, r in ((usage[j], written[j], readings[j]) for j in (i - 1, i))
+        ]
+        full = max(before.kv_highest or 0.0, now.kv_highest or 0.0) >= 0.97
+        (slowed if full else rows).append(
+            StepWindow(
+                batch=batch,
+                kv_tokens=sum(held) / 2 / engines,
+                output_tokens_per_s=now.output_tokens / now.span_s / engines,
+                prompt_tokens_per_s=(now.prompt_tokens or 0.0) / now.span_s / engines,
+            )
+        )
+    if not rows and not slowed:
+        return start
+    slowed = _weighed(slowed)
+    model = fit(_weighed(rows), start, slowed=slowed)
+    if not slowed:
+        return model
+    # The simulator computes preempted sequences again; what that costs a token is set so that its steps are as
+    # much slower as those that were seen.
+    factor = slowdown(model, slowed)
+    batch = statistics.fmean(w.batch for w in slowed)
+    step = statistics.fmean(model.step_s(w.batch, w.kv_tokens) for w in slowed)
+    again = RECOMPUTED * (1 - sum(HIT_SHARE) / 2) * batch
+    return dataclasses.replace(model, prefill_token_s=max(1e-6, (factor - 1.0) * step / again)).widened(
+        prefill_token_s=0.2
+    )
+
+
+def _weighed(rows: list[StepWindow]) -> list[StepWindow]:
+    weight = min(1.0, LINES / max(1, len(rows))) * (NOISE_PRIOR / LINE_SD) ** 2
+    return [dataclasses.replace(row, weight=weight) for row in rows]
+
+
+def run_limits(
+    series: RunSeries, flight: Flight, capacity: float | None, max_tokens: int, prompt_tokens: float
+) -> EngineLimits:
+    """Limits of one engine as far as they show."""
+    engines = series.engines
+    most = max(r.running for r in flight.readings) / engines
+    queued = [r for r in flight.readings if r.waiting > 0 and (r.kv_highest or 0.0) < 0.9]
+    seqs = max(1024, round(most) + 1)
+    if len(queued) >= 2 and min(r.running for r in queued) > 0.95 * most * engines:
+        seqs = max(1, round(most))  # a queue beside free blocks: the sequence limit
+    least = 2 * (max_tokens + prompt_tokens) + 32
+    return EngineLimits(
+        kv_tokens=round(max(least, capacity / engines if capacity else 1e12)),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(8192, seqs),
+    )

@@ -1,0 +1,172 @@
+"""Settings in the order in which they are expected to finish a planned run, before any is started."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autotune.physics.concurrency import best_concurrency
+from autotune.physics.fluid import FluidRun, fluid_run, loop_shape
+from autotune.physics.forecast import SIMULATOR_SD, spread_of, student_quantile
+from autotune.physics.laws import LengthLaw
+from autotune.physics.lengths import AnswerLengths
+from autotune.physics.memory import Fit
+from autotune.physics.simulator import EngineLimits
+from autotune.physics.stepstart import engine_limits
+from autotune.physics.steptime import StepModel
+from autotune.planning.knowledge import Knowledge
+from autotune.records.measurement import BottleneckKind
+from autotune.records.settings import Settings
+
+DRAWS = 24
+"""Draws of constants and lengths behind an interval."""
+KV_LIMIT = 1.0
+"""The largest number in flight is that whose KV cache is just not full when answers that started together are
+longest: a run with preemptions may be a few per cent faster, but is not stable."""
+KV_BOUND = 0.9
+"""KV demand from which on the cache is what keeps more from being in flight."""
+PREFILL_SHARE = 0.4
+"""Of the time of a step, from which on prompts are the limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """The run that settings are ranked for."""
+
+    requests: int
+    prompts: LengthLaw
+    answers: AnswerLengths
+    """Cut at the run's ``max_tokens``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What is expected of one set of flags; ``None`` and 0 where it does not fit."""
+
+    settings: Settings
+    fits: bool
+    reason: str | None
+    """Why it does not fit."""
+    engines: int
+    kv_capacity_tokens: int
+    """Summed over engines."""
+    concurrency: int | None = None
+    """Best number in flight over all engines."""
+    output_tokens_per_s: float | None = None
+    """Of the steady state, all engines."""
+    makespan_s: float | None = None
+    low_s: float | None = None
+    """95 % interval of the makespan; ``None``: not asked for."""
+    high_s: float | None = None
+    bottleneck: BottleneckKind | None = None
+
+
+def rank(
+    knowledge: Knowledge,
+    candidates: Iterable[Settings],
+    run: PlannedRun,
+    *,
+    fixed: Settings | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> tuple[Prediction, ...]:
+    """Predictions, shortest makespan first, what does not fit last (in the order given).
+
+    Args:
+        fixed: flags that every candidate gets beside its own.
+        draws: for the intervals; 0: none are computed.
+
+    Raises:
+        InputError: a flag that is no number where one is needed.
+    """
+    laws = _drawn_laws(run, draws, seed)
+    found = [_predict(knowledge, settings, run, fixed or Settings(), laws, seed) for settings in candidates]
+    return tuple(sorted(found, key=lambda p: math.inf if p.makespan_s is None else p.makespan_s))
+
+
+def _drawn_laws(run: PlannedRun, draws: int, seed: int) -> list[LengthLaw]:
+    """Laws as likely as the best one, the same for all candidates."""
+    rng = random.Random(seed)
+    return [run.answers.draw(rng).extended() for _ in range(draws)]
+
+
+def _predict(
+    knowledge: Knowledge, settings: Settings, run: PlannedRun, fixed: Settings, laws: list[LengthLaw], seed: int
+) -> Prediction:
+    flags = Settings({**fixed, **settings})
+    fit = knowledge.fit(flags)
+    if not fit.fits:
+        return Prediction(settings=settings, fits=False, reason=fit.reason, engines=fit.engines, kv_capacity_tokens=0)
+    model, limits = knowledge.model(flags), limits_of(knowledge, flags, fit, run)
+    law, prompt = run.answers.law.extended(), run.prompts.mean
+    concurrency, best = best_concurrency(
+        model,
+        limits,
+        law,
+        prompt_tokens=prompt,
+        requests=run.requests,
+        engines=fit.engines,
+        kv_limit=KV_LIMIT,
+    )
+    factors = []
+    rng = random.Random(seed)
+    for drawn in laws:
+        one = fluid_run(
+            model.draw(rng),
+            limits,
+            loop_shape(drawn),
+            prompt_tokens=prompt,
+            requests=run.requests,
+            concurrency=concurrency,
+            engines=fit.engines,
+        )
+        factors.append(math.log(one.makespan_s / best.makespan_s))
+    chance_sd = law.sd / law.mean / math.sqrt(run.requests)
+    centre, spread = spread_of(factors, chance_sd, SIMULATOR_SD)
+    reach = student_quantile(len(laws) - 1) * spread
+    return Prediction(
+        settings=settings,
+        fits=True,
+        reason=None,
+        engines=fit.engines,
+        kv_capacity_tokens=fit.kv_capacity_tokens,
+        concurrency=concurrency,
+        output_tokens_per_s=best.output_tokens_per_s,
+        makespan_s=best.makespan_s,
+        low_s=best.makespan_s * math.exp(min(0.0, centre - reach)) if laws else None,
+        high_s=best.makespan_s * math.exp(max(0.0, centre + reach)) if laws else None,
+        bottleneck=_bottleneck(model, limits, best, concurrency, fit.engines, prompt, law),
+    )
+
+
+def limits_of(knowledge: Knowledge, flags: Settings, fit: Fit, run: PlannedRun) -> EngineLimits:
+    """Limits of one engine; the cache counted in tokens of requests as long as they are on average."""
+    held = fit.kv_capacity_tokens
+    if not knowledge.card.uniform:
+        held = max(held, fit.kv_capacity_at(round(run.prompts.mean + run.answers.law.age_mean)))
+    return engine_limits(knowledge.card, knowledge.hardware, flags, held)
+
+
+def _bottleneck(
+    model: StepModel,
+    limits: EngineLimits,
+    run: FluidRun,
+    concurrency: int,
+    engines: int,
+    prompt: float,
+    law: LengthLaw,
+) -> BottleneckKind:
+    """What would have to give for the steady state to be faster."""
+    batch = concurrency / engines
+    if run.kv_peak >= KV_BOUND:
+        return "kv"
+    if concurrency >= limits.max_num_seqs * engines:
+        return "sequences"
+    context = batch * (prompt + law.age_mean)
+    prefill = batch * model.prefill_token_s * prompt / law.mean
+    if prefill > PREFILL_SHARE * (model.step_s(batch, context) + prefill):
+        return "prefill"
+    arithmetic = model.compute_s * batch
+    return "compute" if arithmetic > 0.5 * model.step_s(batch, context) else "bandwidth"
