@@ -137,8 +137,7 @@ def _line(reading: Reading) -> str:
 def _log_text(summary: LogSummary) -> str:
     lines = [
         summary.file,
-        f"  vLLM {summary.vllm_version or '(version not printed)'}, {summary.samples} stats lines, "
-        f"{summary.engines or 'no'} engine{'' if summary.engines == 1 else 's'} in them",
+        f"  vLLM        {summary.vllm_version or '?'}, {summary.samples} stats lines{_engines_text(summary.engines)}",
         f"  KV cache    {_number(summary.kv_capacity_tokens, 'tokens')}",
     ]
     if summary.last is not None:
@@ -152,6 +151,10 @@ def _log_text(summary: LogSummary) -> str:
         return "\n".join([*lines, "  failure     none"])
     lines += [f"  failure     {failure.kind}: {failure.line}", f"  hint        {failure.hint}"]
     return "\n".join(lines)
+
+
+def _engines_text(engines: int) -> str:
+    return "" if engines == 0 else f" of {engines} engine{'s' if engines > 1 else ''}"
 
 
 def _last_text(last: LastStats) -> str:

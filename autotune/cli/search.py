@@ -11,6 +11,7 @@ import click
 
 from autotune.cli.types import Duration, KeyValue, server_params, studies_option, workload_params
 from autotune.cli.wiring import baseline_option, device_list, study_spec, workload_options, write_json
+from autotune.errors import InputError
 from autotune.records.codec import encode
 from autotune.report.tables import forecast_text, gain_text
 from autotune.spec import StudySpec
@@ -64,7 +65,6 @@ def run_search(spec: StudySpec, studies: Path) -> Any:
     from autotune import devices
     from autotune.engines import end_left_over
     from autotune.executors.local import Local
-    from autotune.planning.space import space_of
     from autotune.report.live import Progress
     from autotune.search.folder import StudyFolder
     from autotune.search.loop import Search, check_resume
@@ -83,17 +83,46 @@ def run_search(spec: StudySpec, studies: Path) -> Any:
             click.echo(line, err=True)
         click.echo(_first_line(spec, folder.path), err=True)
         folder.write_spec(spec)
-        search = Search(spec, folder, space_of(spec, len(gpus)), Local(progress), progress)
+        search = Search(spec, folder, _space(spec, len(gpus)), Local(progress), progress)
         return search.run()
 
 
-def _first_line(spec: StudySpec, path: Path) -> str:
-    workload = spec.workload
-    asked = "no sampling sent" if workload.sampling is None else f"sampling {dict(workload.sampling)}"
-    return (
-        f"study {path}: {spec.model}, workload {workload.name}, max_tokens {workload.max_tokens}, {asked}, "
-        f"{spec.requests or 'all'} requests, {spec.trials} trials"
+def _space(spec: StudySpec, visible: int) -> Any:
+    """What may be launched; on the simulator the hardware is the one described, elsewhere ``visible`` GPUs."""
+    from autotune.evaluation.loads import asked
+    from autotune.evaluation.predict import known_run
+    from autotune.hub import known_config
+    from autotune.physics.gpus import parse_gpus
+    from autotune.physics.model_card import ModelCard
+    from autotune.planning.space import space_of
+
+    if spec.engine != "sim":
+        return space_of(spec, visible)
+    if spec.gpus is None:
+        raise InputError("the simulator needs to know the hardware", hint="--gpus 8xH200")
+    found, hardware = known_config(spec.model), parse_gpus(spec.gpus)
+    run = known_run(asked(spec.engine_spec(), spec.workload))
+    return space_of(
+        spec,
+        0 if hardware.gpu.is_cpu else hardware.count,
+        card=ModelCard.from_config(found.config, found.name),
+        hardware=hardware,
+        longest_prompt=None if run is None else round(run.prompts.tokens[-1]),
     )
+
+
+def _first_line(spec: StudySpec, path: Path) -> str:
+    from autotune.evaluation.loads import asked
+    from autotune.evaluation.predict import known_run
+
+    workload = asked(spec.engine_spec(), spec.workload)
+    questions = f"workload {workload.name}, max_tokens {workload.max_tokens}"
+    if workload.law is not None:
+        questions = f"no questions but lengths of the law {workload.law}, cut at max_tokens {workload.max_tokens}"
+    sampling = "no sampling sent" if workload.sampling is None else f"sampling {dict(workload.sampling)}"
+    run = known_run(workload, requests=spec.requests)
+    requests = spec.requests or (f"{run.requests:,}" if run is not None else "all")
+    return f"study {path}: {spec.model}, {questions}, {sampling}, {requests} requests, {spec.trials} trials"
 
 
 def _study_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import httpx
 from autotune.records.load import Message
 
 CONNECT_S = 2.0
+HEALTH_S = 10.0
 ANSWER_S = 30.0
 """A loaded API server may take seconds for a page of metrics; that is slow, not dead."""
 
@@ -68,7 +69,7 @@ class Control:
     def health(self) -> int | None:
         """Status of ``/health``: 200 ready, 503 engine dead; ``None``: nobody answers."""
         try:
-            return self._client.get("/health").status_code
+            return self._client.get("/health", timeout=httpx.Timeout(HEALTH_S, connect=CONNECT_S)).status_code
         except httpx.HTTPError:
             return None
 

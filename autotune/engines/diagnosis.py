@@ -57,22 +57,31 @@ class Diagnosis:
 
     def feed(self, line: LogLine) -> None:
         """Take the next line."""
-        self.last_text = line.text.strip() or self.last_text
-        if line.front is not self._front:
-            self._front = line.front
-            self._named = self._named or line.front.from_api or line.front.from_engine
-            if line.front.from_api:
-                self._api_pids.add(line.procs[-1].rpartition("pid=")[2])
         if stats := words.STATS.match(line.text):
-            if line.level in words.QUIET_LEVELS:
-                self._serving(line, float(stats["rate"]))
+            self.feed_stats(line, float(stats["rate"]))
             return
+        self.last_text = line.text.strip() or self.last_text
+        self._see_front(line)
         if line.front.interrupted or (words.ASKED.match(line.text) and self._concerns_server(line)):
             self._stop(line)
         if line.level in words.QUIET_LEVELS:
             self._quiet(line)
         else:
             self._loud(line)
+
+    def feed_stats(self, line: LogLine, rate: float) -> None:
+        """Take a stats line, whose output throughput is known."""
+        self.last_text = line.text
+        self._see_front(line)
+        self._serving(line, rate)
+
+    def _see_front(self, line: LogLine) -> None:
+        front = line.front
+        if front is not self._front:
+            self._front = front
+            self._named = self._named or front.from_api or front.from_engine
+            if front.from_api:
+                self._api_pids.add(front.procs[-1].rpartition("pid=")[2])
 
     def _quiet(self, line: LogLine) -> None:
         text = line.text
@@ -130,7 +139,8 @@ class Diagnosis:
 
     def _stop(self, line: LogLine) -> None:
         """Somebody asked for a stop; what failed before stays a failure."""
-        if (self._death is None or self._silent_death) and not self._refused():
+        unexplained = self._silent_death or not (self._died_serving or self._causes)
+        if (self._death is None or unexplained) and not self._refused():
             self._begin(stopped=line.text or "^C")
 
     def _refused(self) -> bool:

@@ -52,7 +52,8 @@ USAGE_ERROR = re.compile(r"(?:vllm(?: \w[\w-]*)*|(?:openai/)?api_server\.py|vllm
 WRAPPER = re.compile(
     r"EngineDeadError|Engine core initialization failed|WorkerProc initialization failed|Worker failed with error|"
     r"Engine process failed to start|Background loop has errored|CancelledError|Failed to start|BrokenPipeError|"
-    r"EOFError|died with exit code|died unexpectedly|HTTPException|EngineGenerateError"
+    r"EOFError|died with exit code|died unexpectedly|HTTPException|EngineGenerateError|"
+    r"Did not receive response from front-end"
 )
 """Exceptions that only repeat that something else went wrong."""
 
@@ -89,6 +90,8 @@ def death_hint(text: str) -> str:
     """What to do about an engine that died while serving with these last words."""
     if _SIGKILL.search(text):
         return _KILLED
+    if SILENT.search(text):
+        return f"the engine process was gone without a word: it crashed, or was {_KILLED}"
     if _KERNEL.search(text):
         return (
             "a GPU kernel failed, which no memory setting cures: try another attention backend, --enforce-eager or "

@@ -42,7 +42,7 @@ class NewestLines:
     def add(self, seen: Glance) -> None:
         """Take the next line."""
         key = seen.key
-        if key not in self._lines and all(source != seen.source for source, _ in self._lines):
+        if key not in self._lines and all(source != key[0] for source, _ in self._lines):
             self._stale |= {k for k, old in self._lines.items() if long_before(old.line, seen.line, SIDE_BY_SIDE_S)}
         self._lines[key] = seen
         self._stale.discard(key)
@@ -73,8 +73,11 @@ class PeakRate:
         if stamp is None:
             self._largest = max(rate, self._largest or 0.0)
             return
-        rates = self._stamps.setdefault(stamp, {})
-        rates[seen.key] = max(rate, rates.get(seen.key, 0.0))
+        rates = self._stamps.get(stamp)
+        if rates is None:
+            rates = self._stamps[stamp] = {}
+        if rate > rates.get(seen.key, -1.0):
+            rates[seen.key] = rate
         if len(self._stamps) > STAMPS:
             _, old = self._stamps.popitem(last=False)
             self._largest = max(sum(old.values()), self._largest or 0.0)

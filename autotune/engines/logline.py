@@ -30,6 +30,7 @@ _PREFIX = re.compile(
     r"(?:>\s|\^C|(?:\d+\|)?(?P<compose>[\w.@/-]+)\s+[|│] |\[(?P<pod>pod/[^\]]+)\]\s+"
     r"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?[\w.-]+ [\w@./-]+\[\d+\]: "
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\s?[+-]\d\d:?\d\d)?\]?:?\s+"
+    rf"(?:\|\s(?!\s*(?:{_LEVELS})\s*\|))?"
     r"|(?:stdout|stderr) [FP] |\[(?:rank|default)\d+\]:? ?|\[\d+,\d+\]<\w+>:\s?|\d{1,4}: )"
 )
 # A level in the ways of others: uvicorn, brackets, std logging, loguru.
@@ -60,6 +61,8 @@ class Front(NamedTuple):
     """Printed by an API server process."""
     from_engine: bool = False
     """Printed by an engine or worker process."""
+    source: str = ""
+    """Service and innermost process: what tells writers of the same words apart."""
 
 
 class LogLine(NamedTuple):
@@ -149,7 +152,7 @@ def _with_procs(front: Front, procs: tuple[str, ...]) -> Front:
     last = procs[-1] if procs else ""
     from_api = _API_PROC.match(last) is not None
     from_engine = not from_api and any(_VLLM_PROC.match(name) for name in procs)
-    return Front(procs, front.service, front.interrupted, from_api, from_engine)
+    return Front(procs, front.service, front.interrupted, from_api, from_engine, f"{front.service} {last}".strip())
 
 
 def _headless(text: str) -> LogLine:

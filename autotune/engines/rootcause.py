@@ -129,8 +129,8 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "bad_flag",
-        r"(?:vllm(?: \w[\w-]*)*|(?:openai/)?api_server\.py|vllm\.entrypoints\S*): error: (?P<what>.*)",
-        "the command line is refused ({what}): compare with `vllm serve --help` of this vLLM version",
+        r"(?:vllm(?: \w[\w-]*)*|(?:openai/)?api_server\.py|vllm\.entrypoints\S*): error: ",
+        "the command line is refused: compare the flag with `vllm serve --help` of this vLLM version",
         bare=True,
     ),
     rule(
@@ -212,7 +212,7 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "model_not_found",
-        r"RepositoryNotFoundError|Repository Not Found for url|RevisionNotFoundError|EntryNotFoundError|"
+        r"RepositoryNotFoundError|Repository Not Found for url|RevisionNotFoundError|(?<!Local)EntryNotFoundError|"
         r"is not a valid model identifier|is not a local folder|Invalid repository ID or local directory|"
         r"HFValidationError|Repo id must|does not appear to have (?:a file named|files? named)|"
         r"Cannot find any model weights|No (?:model )?config file found|"

@@ -67,7 +67,7 @@ class LogReader:
     def __init__(self) -> None:
         self.vllm_version: str | None = None
         self.samples = 0
-        self.max_kv_usage: float | None = None
+        self._max_kv_usage: float | None = None
         self._rest = b""
         self._last_line = b""
         self._server = 0
@@ -103,6 +103,11 @@ class LogReader:
     def engines(self) -> int:
         """Engines in the stats lines of the last server that printed any."""
         return sum(line.engines for line in self._newest.lines)
+
+    @property
+    def max_kv_usage(self) -> float | None:
+        """Largest KV use of any stats line, 0..1."""
+        return None if self._max_kv_usage is None else round(self._max_kv_usage, 9)
 
     @property
     def peak_output_tokens_per_s(self) -> float | None:
@@ -177,17 +182,18 @@ class LogReader:
                 self._diagnosis.feed(line)
 
     def _take(self, line: LogLine) -> Glance | None:
-        self._diagnosis.feed(line)
         seen = glance(line, self._server)
         if seen is None:
+            self._diagnosis.feed(line)
             self._take_other(line)
             return None
+        self._diagnosis.feed_stats(line, seen.output_tokens_per_s)
         self._seen = True
         self.samples += 1
         self._newest.add(seen)
         self._peak.add(seen)
-        if self.max_kv_usage is None or seen.kv_usage > self.max_kv_usage:
-            self.max_kv_usage = seen.kv_usage
+        if self._max_kv_usage is None or seen.kv_usage > self._max_kv_usage:
+            self._max_kv_usage = seen.kv_usage
         return seen
 
     def _take_other(self, line: LogLine) -> None:

@@ -62,17 +62,13 @@ class Glance(NamedTuple):
 
     line: LogLine
     server: int
-    source: str
-    engine: int
+    key: tuple[str, int]
+    """Which engine: who printed the line, and its number."""
     engines: int
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     kv_usage: float
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Which engine: its number, and who printed the line."""
-        return self.source, self.engine
+    """0..1, not rounded."""
 
 
 class Clock:
@@ -112,16 +108,14 @@ def glance(line: LogLine, server: int) -> Glance | None:
     if (match := _GLANCE.match(line.text)) is None:
         return None
     engine, count, prompt_rate, output_rate, percent = match.groups()
-    source = f"{line.front.service} {line.procs[-1]}".strip() if line.procs else line.front.service
     return Glance(
         line,
         server,
-        source,
-        int(engine or 0),
+        (line.front.source, int(engine or 0)),
         int(count or 1),
         float(prompt_rate),
         float(output_rate),
-        round(float(percent) / 100, 9),
+        float(percent) / 100,
     )
 
 
@@ -133,14 +127,14 @@ def read_stats(seen: Glance, clock: Clock) -> StatsLine:
         t_s=clock.elapsed(stamp),
         stamp=stamp,
         server=seen.server,
-        source=seen.source,
-        engine=seen.engine,
+        source=seen.key[0],
+        engine=seen.key[1],
         engines=seen.engines,
         prompt_tokens_per_s=seen.prompt_tokens_per_s,
         output_tokens_per_s=seen.output_tokens_per_s,
         running=_whole(parts.get("Running")),
         waiting=_whole(parts.get("Waiting", parts.get("Pending"))),
-        kv_usage=seen.kv_usage,
+        kv_usage=round(seen.kv_usage, 9),
         prefix_hit_rate=_share(parts.get("Prefix cache hit rate")),
         preemptions=_whole(parts.get("Preemptions")),
         swapped=_whole(parts.get("Swapped")),

@@ -73,7 +73,7 @@ class VllmSession:
         self.capacity = _capacity(log, control, model, info, settings)
         version = control.version() or log.reader.vllm_version
         self.versions: Mapping[str, str] = {} if version is None else {"vllm": version}
-        self.resolved = None if info is None else _resolved(info)
+        self.resolved: Mapping[str, object] | None = None if info is None else _resolved(info)
         self._server, self._log, self._control = server, log, control
         self._target, self._emit = target, emit
 
@@ -200,7 +200,9 @@ class VllmEngine:
             start_limit_s=spec.start_limit_s,
             stop_grace_s=spec.stop_grace_s,
         )
-        pool = stack.enter_context(ThreadPoolExecutor(1, "autotune-control"))
+        pool = ThreadPoolExecutor(1, "autotune-control")
+        # Not waited for: a stranger on our port may never answer.
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         address = f"http://{launch.HOST}:{port.number}"
         key = api_key(env)
         control = stack.enter_context(Control(address, api_key=key))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from autotune.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

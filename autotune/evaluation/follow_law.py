@@ -17,6 +17,10 @@ Array = npt.NDArray[np.float64]
 CELLS = 160
 """Cells of the age axis up to the output limit."""
 MEMBERS = 3000
+AT_LIMIT = 3
+"""Cells below the limit in which the token clock cannot tell whether the limit was reached."""
+JOINED = 4.0
+"""Ends that are joined to one Poisson count."""
 RENEWAL_MEMBERS, RENEWAL_INTERVALS = 1000, 50
 KV_SD, KV_READINGS = 0.06, 6.0
 """Error of the KV tokens that a law predicts, and how many independent readings a run is worth at most."""
@@ -83,25 +87,24 @@ def _strict(survival: Array) -> Array:
 
 
 def end_likelihood(table: LawTable, exposures: Sequence[Exposure]) -> tuple[Array, float]:
-    """Log-likelihood of each law (Poisson, intervals joined until a few ends), and the number of ends."""
+    """Log-likelihood of each law (Poisson, parts joined until a few ends), and the number of ends."""
     total = np.zeros(len(table.survival))
     expected, seen, events = np.zeros(len(table.survival)), 0.0, 0.0
-    last = CELLS - 2  # at the limit the clock's own error decides
     for exposure in exposures:
-        if exposure.ended is None:
+        if exposure.ended is None or len(exposure.ages) == 0:
             continue
         place = exposure.ages / table.cell
-        inside = place < last
-        counts = np.bincount(place[inside].astype(int), minlength=CELLS)[:CELLS].astype(float)
+        if (place > CELLS - AT_LIMIT).mean() > 0.5:
+            continue  # most are at the limit: the clock's own error decides when they end
+        counts = np.bincount(np.minimum(place, CELLS - 1).astype(int), minlength=CELLS).astype(float)
         cells = np.nonzero(counts)[0]
         middle = cells + 0.5
         now = _shifted(table.survival, middle)
-        then = _shifted(table.survival, np.minimum(middle + exposure.advance / table.cell, CELLS - 1.0))
+        then = _shifted(table.survival, np.minimum(middle + exposure.advance / table.cell, float(CELLS)))
         expected += ((1.0 - then / np.maximum(now, 1e-12)) * counts[cells]).sum(axis=1)
-        share = inside.mean() if len(inside) else 0.0
-        seen += exposure.ended if share > 0.9 else 0.0
+        seen += exposure.ended
         events += exposure.ended
-        if seen >= 4 or exposure is exposures[-1]:
+        if seen >= JOINED:
             rate = np.maximum(expected, 1e-6)
             total += seen * np.log(rate) - rate
             expected, seen = np.zeros_like(expected), 0.0

@@ -8,6 +8,7 @@ gives each at its age.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ AT_ONCE = 0.97
 """So large a share of all requests in flight at the peak: all were sent at once."""
 FLAT = 0.03
 """The number in flight counts as constant within so much."""
+PARTS = 48
+"""An interval in which more than the output limit over this is written by each is cut into parts."""
 DRAINING = 0.95
 """A closed loop that ends with fewer in flight than this share of what it held has nothing left to send."""
 
@@ -146,43 +149,49 @@ class Exposure:
 def replay(
     flight: Flight, chance: Chance, max_tokens: int, rng: np.random.Generator
 ) -> tuple[Population, list[Exposure], Array]:
-    """Play the run back: the population now, what each interval exposed, and tokens written by those in flight.
+    """Play the run back: the population now, what each part of an interval exposed, and tokens in the cache.
 
+    Intervals are cut into parts so short that no answer ends and another one begins and ends in one of them.
     The third value has one entry an interval: the sum of the ages of those that run at its end.
     """
-    ages = np.zeros(round(flight.readings[0].in_flight) if not flight.at_once else flight.requests)
+    ages = np.zeros(flight.requests if flight.at_once else round(flight.readings[0].in_flight))
     sent, owed = len(ages), 0.0
     exposures: list[Exposure] = []
     sums = []
     limit = 0.995 * max_tokens
-    before = flight.readings[0].running
+    before = flight.readings[0]
+    in_flight = float(len(ages))
     for i, reading in enumerate(flight.readings):
-        count = min(len(ages), round(before))
-        advance = float(flight.advance[i])
-        seen = ages[:count]
-        chances = chance(seen, advance)
-        target = round(reading.in_flight)
-        known = None if flight.ended is None else float(flight.ended[i])
-        exposures.append(Exposure(seen.copy(), advance, known))
-        if known is None:
-            ends = _systematic(chances, rng)
-        else:
-            owed += known
-            number = min(count, int(owed))
-            owed -= number
-            ends = _weighted(chances, number, rng)
-        ages[:count] = np.minimum(limit, seen + advance)
-        ages = np.delete(ages, ends)
-        new = target - len(ages)
-        if new < 0:  # more ended than was thought: the oldest
-            ages = np.delete(ages, np.argsort(-ages[: max(count, -new)], kind="stable")[:-new])
-        elif new > 0:
-            new = max(0, min(new, flight.requests - sent))
-            fresh = rng.random(new) * advance if reading.waiting < 1 else np.zeros(new)
-            ages = np.concatenate([ages, fresh])
-            sent += new
-        before = reading.running
-        sums.append(float(ages[: round(before)].sum()))
+        parts = max(1, math.ceil(float(flight.advance[i]) / (max_tokens / PARTS)))
+        advance = float(flight.advance[i]) / parts
+        ended = None if flight.ended is None else float(flight.ended[i]) / parts
+        for part in range(1, parts + 1):
+            at = part / parts
+            runs = before.running + (reading.running - before.running) * (at - 0.5 / parts)
+            # Without a queue all run, also those that end before the next line.
+            count = min(len(ages), max(1, round(runs))) if before.waiting + reading.waiting else len(ages)
+            seen = ages[:count].copy()
+            chances = chance(seen, advance)
+            exposures.append(Exposure(seen, advance, ended))
+            if ended is None:
+                ends = _systematic(chances, rng)
+            else:
+                owed += ended
+                number = min(count, int(owed + 1e-9))
+                owed -= number
+                ends = _weighted(chances, number, rng)
+            ages[:count] = np.minimum(limit, seen + advance)
+            ages = np.delete(ages, ends)
+            new = round(in_flight + (reading.in_flight - in_flight) * at) - len(ages)
+            if new < 0 and part == parts:  # more ended than was thought: the oldest
+                ages = np.delete(ages, np.argsort(-ages[: max(count, -new)], kind="stable")[:-new])
+            elif new > 0 and not flight.at_once:
+                new = max(0, min(new, flight.requests - sent))
+                fresh = rng.random(new) * advance if reading.waiting < 1 else np.zeros(new)
+                ages = np.concatenate([ages, fresh])
+                sent += new
+        before, in_flight = reading, reading.in_flight
+        sums.append(float(ages[: round(reading.running)].sum()))
     running = min(len(ages), round(flight.readings[-1].running))
     return Population(ages=ages, running=running, sent=sent), exposures, np.array(sums)
 

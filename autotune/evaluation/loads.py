@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.engines.base import Session
+from autotune.physics.laws import HLE_LAW
 from autotune.records.load import LoadPlan, request_limit_s
 from autotune.records.trial import EngineSpec, TrialTask, WorkloadSpec
 from autotune.workloads import Workload, load
@@ -21,8 +22,6 @@ REFILL_LEAST = 20_000
 KNOWN_ROUNDS, KNOWN_TOKENS = 10, 30_000_000
 """Where lengths are forced fewer will do: so many answers for each one in flight, or so many tokens, 30,000 a
 second for a quarter of an hour. Twenty thousand answers of ten thousand tokens are never written in one load."""
-HLE_LAW = "hle-reasoning"
-"""Lengths of Humanity's Last Exam where it is not read."""
 SAMPLES_A_WINDOW = 16
 """Readings of the counters in the shortest window: ten batches of at least one each."""
 

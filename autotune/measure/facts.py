@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.measure.stationary import StationaryLoad
 from autotune.records.measurement import Latency
 from autotune.records.observation import Observation, RequestOutcome, Sample
 
@@ -36,7 +38,8 @@ class Facts:
     ended: int
     """Answers that ended well inside the span."""
     mean_life_s: float | None
-    """From send to end, of those."""
+    """Of a whole answer: from send to end, of those that ended; of a stationary load its mean length at the pace
+    of the span, since the first ones are sent when part of them is written."""
     lock_step: float | None
     """0: the ages of the requests in flight are spread evenly over a life; 1: they march together."""
 
@@ -53,17 +56,23 @@ class Facts:
         return self.running_mean + self.waiting_mean
 
 
-def facts_of(observation: Observation, start_s: float, end_s: float) -> Facts:
-    """The facts of one span."""
+def facts_of(observation: Observation, start_s: float, end_s: float, stationary: StationaryLoad | None = None) -> Facts:
+    """The facts of one span; ``stationary``: the load that started in its steady state."""
     inside = [s for s in observation.samples if start_s <= s.t_s <= end_s]
     ended = [r for r in ended_well(observation) if start_s <= (r.ended_s or 0.0) <= end_s]
     lives = [(r.ended_s or 0.0) - r.sent_s for r in ended]
-    life = _mean(lives)
+    running = _mean([float(s.running) for s in inside if s.running is not None])
+    generated = _difference(inside, "generation_tokens")
     usage = [s.kv_usage for s in inside if s.kv_usage is not None]
     edges = [start_s, *(s.t_s for s in inside), end_s]
     prompts = _difference(inside, "prompt_tokens")
     queries, hits = _difference(inside, "prefix_queries"), _difference(inside, "prefix_hits")
     seconds = inside[-1].t_s - inside[0].t_s if inside else 0.0
+    life, written_s = _mean(lives), dict[str, float]()
+    if stationary is not None and generated and running and seconds > 0:
+        pace = generated / seconds / running
+        life = stationary.long_run.answer_tokens / pace
+        written_s = {request.id: request.context_tokens / pace for request in stationary.start}
     return Facts(
         start_s=start_s,
         end_s=end_s,
@@ -71,16 +80,16 @@ def facts_of(observation: Observation, start_s: float, end_s: float) -> Facts:
         longest_gap_s=max(b - a for a, b in itertools.pairwise(edges)),
         kv_mean=_mean(usage),
         kv_max=max(usage, default=None),
-        running_mean=_mean([float(s.running) for s in inside if s.running is not None]),
+        running_mean=running,
         waiting_mean=_mean([float(s.waiting) for s in inside if s.waiting is not None]),
         preemptions=_difference(inside, "preemptions"),
-        generated=_difference(inside, "generation_tokens"),
+        generated=generated,
         prompt_tokens_per_s=prompts / seconds if prompts is not None and seconds > 0 else None,
         peak_prompt_tokens_per_s=_peak(observation.samples),
         prefix_hit_share=hits / queries if hits is not None and queries else None,
         ended=len(ended),
         mean_life_s=life,
-        lock_step=_lock_step(observation, start_s, end_s, life),
+        lock_step=_lock_step(observation, start_s, end_s, life, written_s),
     )
 
 
@@ -127,15 +136,18 @@ def _peak(samples: tuple[Sample, ...]) -> float | None:
     return max(rates, default=None)
 
 
-def _lock_step(observation: Observation, start_s: float, end_s: float, life: float | None) -> float | None:
+def _lock_step(
+    observation: Observation, start_s: float, end_s: float, life: float | None, written_s: Mapping[str, float]
+) -> float | None:
     """Mean length of the resultant of the phases ``age / life``, at five times of the span (0..1).
 
     The resultant of n evenly spread phases is near 0 (about ``1/sqrt(n)`` by chance), that of answers of
-    equal length that started together is 1. Under four in flight it means nothing: ``None``.
+    equal length that started together is 1. Under four in flight it means nothing: ``None``. ``written_s`` is
+    the age with which a request was sent, by id.
     """
     if life is None or life <= 0 or observation.concurrency < 4:
         return None
-    sent = np.array([r.sent_s for r in observation.requests])
+    sent = np.array([r.sent_s - written_s.get(r.id, 0.0) for r in observation.requests])
     gone = np.array([math.inf if r.ended_s is None else r.ended_s for r in observation.requests])
     lengths = []
     for t in np.linspace(start_s, end_s, 5):

@@ -5,24 +5,44 @@ from __future__ import annotations
 import math
 from collections import Counter as Count
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from autotune.measure import intervals
 from autotune.measure.bottleneck import bottleneck_in_sight, bottleneck_of
+from autotune.measure.correction import Corrected, correct
 from autotune.measure.facts import Facts, ended_well, facts_of, latency_of
+from autotune.measure.intervals import Reach
 from autotune.measure.rate import Rate
 from autotune.measure.stability import truncated_share, violations
+from autotune.measure.stationary import StationaryLoad
 from autotune.measure.validity import invalid_reasons
-from autotune.measure.window import Start, View, Window
+from autotune.measure.window import View, Window
+from autotune.physics.lengths import AnswerLengths
+from autotune.physics.steptime import StepModel
+from autotune.physics.stepwindows import windows_of
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.observation import Capacity, Failure, Observation
 from autotune.records.trial import MeasureSpec
 
-WINDOW_FLOOR = 0.015
-"""Half-width, as a share of the rate, that no window is better than: 1.5 % is the bias and spread that
-short windows of simulated loads keep however quiet they look."""
-
 LENGTH_EFFECT = 0.5
-"""Relative error of the rate per relative error of the mean length: lengths from 64 answers (mean known to
-11 %) moved simulated rates by 3-10 %. A round figure, until the step model replaces it."""
+"""Relative error of the rate per relative error of the mean length, for a load from a fresh start, whose lengths
+are known from its own answers alone: lengths from 64 answers moved simulated rates by 3-10 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of a load that starts in its steady state."""
+
+    load: StationaryLoad
+    answers: AnswerLengths
+    """Their law made the load."""
+    model: StepModel | None = None
+    """Step constants of one engine before any window; ``None``: nothing is known of them."""
+
+    @property
+    def slots(self) -> int:
+        """Requests that the server works on at once."""
+        return round(self.load.long_run.batch)
 
 
 def judge(
@@ -30,8 +50,7 @@ def judge(
     spec: MeasureSpec,
     capacity: Capacity,
     *,
-    forced: bool = False,
-    start: Start = "fresh",
+    known: Known | None = None,
     planned: Mapping[str, int] | None = None,
     expected_hit_share: float | None = None,
     earlier: Sequence[Measurement] = (),
@@ -39,35 +58,41 @@ def judge(
     """What one load is worth.
 
     Args:
-        forced: Lengths are forced: no truncation to speak of, and no error of the lengths in the interval.
-        start: How the load started; decides when its window may open.
-        planned: Tokens asked for by request id, checked where lengths are forced.
+        known: Of a load that started in its steady state; ``None``: it started fresh.
+        planned: Tokens asked for by request id, where the lengths of a fresh start are forced: they are checked,
+            nothing is truncated, and the interval has no error of the lengths.
         expected_hit_share: Prefix-cache hits that the shared prompt explains, 0..1; ``None``: not checked.
-        earlier: Other loads of the same server: lower concurrencies tell bandwidth from compute.
+        earlier: Other loads of the same server: they tell bandwidth from compute, and what a cached token costs.
     """
-    view = View(observation)
-    window = None if view.counter.reset else view.window(spec, start)
+    load = None if known is None else known.load
+    view = View(observation, None if known is None else known.slots)
+    window = None if view.counter.reset else view.window(spec, "fresh" if known is None else "stationary")
     span = _saturated_window(view, spec) if window is None else window
-    facts = facts_of(observation, *((0.0, observation.t_s) if span is None else (span.start_s, span.end_s)))
+    facts = facts_of(observation, *((0.0, observation.t_s) if span is None else (span.start_s, span.end_s)), load)
     reasons = invalid_reasons(
         observation,
         None if span is None else facts,
         view.counter,
-        planned=planned if forced else None,
-        expected_hit_share=expected_hit_share,
+        planned=planned if load is None else {r.id: r.max_tokens for r in (*load.start, *load.refill)},
+        expected_hit_share=expected_hit_share if load is None else load.hit_share,
     )
     failure = _failure(view)
     outcome = _outcome(view, spec, facts, reasons, failure, window)
-    broken = violations(observation, spec, facts, window, forced=forced)
+    latency = latency_of(observation, facts.start_s, facts.end_s)
+    truncated, mean = _answers(observation, known, forced=planned is not None)
+    broken = violations(observation, spec, facts, window, latency, truncated=truncated, answer_tokens=mean)
     rate = span.rate if span is not None and outcome in ("steady", "saturated") else None
-    paired, wide = _half_widths(view, rate, forced=forced)
+    corrected = None
+    if known is not None and span is not None and outcome == "steady":
+        corrected = _corrected(view, span, facts, capacity, known, earlier)
+        rate = rate if corrected is None else corrected.rate
+    paired, wide = _reaches(view, rate, corrected, known, capacity, forced=planned is not None)
     kv_limit = spec.kv_limit
     limit = (
         bottleneck_in_sight(observation, facts, kv_limit=kv_limit)
         if span is None
         else bottleneck_of(observation, facts, capacity, kv_limit=kv_limit, rate=span.rate.per_s, earlier=earlier)
     )
-    lengths = [r.output_tokens for r in ended_well(observation) if r.output_tokens is not None]
     return Measurement(
         concurrency=observation.concurrency,
         outcome=outcome,
@@ -76,10 +101,10 @@ def judge(
         stable=outcome in ("steady", "saturated") and all(value <= 0 for value in broken.values()),
         violations=broken,
         output_tokens_per_s=None if rate is None else rate.per_s,
-        paired_low=None if rate is None or paired is None else max(0.0, rate.per_s - paired),
-        paired_high=None if rate is None or paired is None else rate.per_s + paired,
-        low=None if rate is None or wide is None else max(0.0, rate.per_s - wide),
-        high=None if rate is None or wide is None else rate.per_s + wide,
+        paired_low=None if rate is None or paired is None else rate.per_s * paired.low,
+        paired_high=None if rate is None or paired is None else rate.per_s * paired.high,
+        low=None if rate is None or wide is None else rate.per_s * wide.low,
+        high=None if rate is None or wide is None else rate.per_s * wide.high,
         prompt_tokens_per_s=facts.prompt_tokens_per_s,
         kv_usage_mean=facts.kv_mean,
         kv_usage_max=facts.kv_max,
@@ -89,18 +114,44 @@ def judge(
         finished_requests=len(ended_well(observation)),
         failed_requests=view.failed,
         errors=dict(Count(r.error.kind for r in observation.requests if r.error is not None)),
-        truncated_share=None if forced else truncated_share(observation),
+        truncated_share=truncated,
         prefix_hit_share=facts.prefix_hit_share,
-        mean_output_tokens=sum(lengths) / len(lengths) if lengths else None,
+        mean_output_tokens=mean,
         window_start_s=None if span is None else span.start_s,
         window_s=None if span is None else span.seconds,
         load_s=observation.t_s,
         client=observation.client,
         bottleneck=limit,
-        latency=latency_of(observation, facts.start_s, facts.end_s),
+        latency=latency,
+        correction=None if corrected is None else corrected.record,
         failure=failure,
-        notes=_notes(view, span, outcome),
+        notes=_notes(view, span, outcome, known, capacity),
     )
+
+
+def _corrected(
+    view: View, span: Window, facts: Facts, capacity: Capacity, known: Known, earlier: Sequence[Measurement]
+) -> Corrected | None:
+    load = known.load
+    return correct(
+        view.observation,
+        span,
+        view.counter,
+        facts,
+        capacity,
+        long_run=load.long_run,
+        requests={request.id: request for request in (*load.start, *load.refill)},
+        prior=known.model,
+        others=windows_of(earlier, capacity),
+    )
+
+
+def _answers(observation: Observation, known: Known | None, *, forced: bool) -> tuple[float | None, float | None]:
+    """Share of the answers that the limit cuts, and their mean: by the law that made the load, else as seen."""
+    if known is not None:
+        return known.answers.law.cut_share, known.load.long_run.answer_tokens
+    lengths = [r.output_tokens for r in ended_well(observation) if r.output_tokens is not None]
+    return None if forced else truncated_share(observation), sum(lengths) / len(lengths) if lengths else None
 
 
 def _saturated_window(view: View, spec: MeasureSpec) -> Window | None:
@@ -148,23 +199,34 @@ def _outcome(
     return "saturated" if full or facts.preemptions else "steady"
 
 
-def _half_widths(view: View, rate: Rate | None, *, forced: bool) -> tuple[float | None, float | None]:
-    """Half of the interval given the lengths, and with their error; tokens/s."""
-    if rate is None or rate.half_width is None:
+def _reaches(
+    view: View, rate: Rate | None, corrected: Corrected | None, known: Known | None, capacity: Capacity, *, forced: bool
+) -> tuple[Reach | None, Reach | None]:
+    """Of the interval given the lengths, and of that with their error."""
+    if rate is None:
         return None, None
-    paired = math.hypot(rate.half_width, WINDOW_FLOOR * rate.per_s)
-    lengths = [r.output_tokens for r in ended_well(view.observation) if r.output_tokens is not None]
-    if forced:
+    paired = intervals.given_the_lengths(rate, 0.0 if corrected is None else corrected.record.factor_sd)
+    if paired is None or forced:
         return paired, paired
+    if known is not None:
+        if corrected is None:
+            return paired, None
+        engines = max(1, capacity.engines)
+        return paired, paired.and_also(
+            intervals.of_the_lengths(corrected.model, corrected.long_run, engines, known.answers)
+        )
+    lengths = [r.output_tokens for r in ended_well(view.observation) if r.output_tokens is not None]
     if len(lengths) < 2:
         return paired, None
     mean = sum(lengths) / len(lengths)
     variance = sum((n - mean) ** 2 for n in lengths) / (len(lengths) - 1)
-    error = 1.96 * math.sqrt(variance / len(lengths)) / mean if mean > 0 else 0.0
-    return paired, math.hypot(paired, LENGTH_EFFECT * error * rate.per_s)
+    error = LENGTH_EFFECT * intervals.Z * math.sqrt(variance / len(lengths)) / mean if mean > 0 else 0.0
+    return paired, paired.and_also(Reach(low=math.exp(-error), high=math.exp(error)))
 
 
-def _notes(view: View, span: Window | None, outcome: Outcome) -> tuple[str, ...]:
+def _notes(
+    view: View, span: Window | None, outcome: Outcome, known: Known | None, capacity: Capacity
+) -> tuple[str, ...]:
     observation, notes = view.observation, []
     if not any(s.generation_tokens is not None for s in observation.samples):
         notes.append("no server metrics: tokens are counted when answers end, KV use and preemptions are unknown")
@@ -174,4 +236,7 @@ def _notes(view: View, span: Window | None, outcome: Outcome) -> tuple[str, ...]
         )
     if outcome == "saturated" and span is not None:
         notes.append("saturated: a short window flatters, the rate goes on falling")
+    if known is not None and known.load.saturates(capacity.kv_tokens):
+        kv, held = max(known.load.kv_tokens, known.load.long_run.kv_tokens), capacity.kv_tokens or 0
+        notes.append(f"more in flight than the cache holds was foreseen: {kv:,.0f} KV tokens of {held:,}")
     return tuple(notes)

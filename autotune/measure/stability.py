@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from autotune.measure.facts import Facts, ended_well
 from autotune.measure.window import Window
+from autotune.records.measurement import Latency
 from autotune.records.observation import Observation
 from autotune.records.trial import MeasureSpec
 
@@ -17,24 +18,30 @@ def violations(
     spec: MeasureSpec,
     facts: Facts,
     window: Window | None,
+    latency: Latency | None,
     *,
-    forced: bool,
+    truncated: float | None,
+    answer_tokens: float | None,
 ) -> dict[str, float]:
-    """All rules: ``failed_requests, engine, stall, preemptions, kv, drift, truncation``.
+    """All rules: ``failed_requests, engine, stall, preemptions, kv, drift, truncation, ttft, tpot``.
 
     Args:
         facts: Of the window, or of the whole load where there is none.
         window: The steady window; without one the rate never settled, which is a drift of its own.
-        forced: Lengths are forced, so that every answer ends at its limit.
+        latency: Of the streamed answers; ``None``: nothing was streamed.
+        truncated: Share of the answers that the output limit cuts; ``None``: not known.
+        answer_tokens: Mean answer, tokens; ``None``: not known.
     """
     return {
         "failed_requests": _over(_failed_share(observation), spec.failed_limit),
         "engine": 1.0 if observation.end == "engine_died" else 0.0,
         "stall": 1.0 if observation.end == "stalled" else _over(_silence(observation), spec.stall_s),
-        "preemptions": _over(_preemptions_per_answer(facts, observation), spec.preemption_limit),
+        "preemptions": _over(_preemptions_per_answer(facts, answer_tokens), spec.preemption_limit),
         "kv": _over(facts.kv_max, spec.kv_limit),
         "drift": 1.0 if window is None else _over(abs(window.rate.change), spec.drift_limit),
-        "truncation": 0.0 if forced else _over(truncated_share(observation), spec.truncation_limit),
+        "truncation": _over(truncated, spec.truncation_limit),
+        "ttft": _over(None if latency is None else latency.ttft_p99_s, spec.max_ttft_s),
+        "tpot": _over(None if latency is None else latency.tpot_p99_s, spec.max_tpot_s),
     }
 
 
@@ -44,8 +51,8 @@ def truncated_share(observation: Observation) -> float | None:
     return sum(r.finish_reason == "length" for r in ended) / len(ended) if ended else None
 
 
-def _over(value: float | None, limit: float) -> float:
-    if value is None:
+def _over(value: float | None, limit: float | None) -> float:
+    if value is None or limit is None:
         return 0.0
     return value / limit - 1.0 if limit > 0 else value
 
@@ -55,18 +62,17 @@ def _failed_share(observation: Observation) -> float | None:
     return sum(r.error is not None for r in ended) / len(ended) if ended else None
 
 
-def _preemptions_per_answer(facts: Facts, observation: Observation) -> float | None:
+def _preemptions_per_answer(facts: Facts, answer_tokens: float | None) -> float | None:
     """Preemptions in the span per answer's worth of tokens written in it.
 
     Long answers seldom end inside a short window, so answers are counted by their tokens where the mean
-    length is known (of those that ended: biased low, so the rule is the milder for it).
+    length is known (of those that ended it is biased low, so the rule is the milder for it).
     """
     if facts.preemptions is None:
         return None
-    lengths = [r.output_tokens for r in ended_well(observation) if r.output_tokens]
     answers = float(facts.ended)
-    if lengths and facts.generated is not None:
-        answers = max(answers, facts.generated * len(lengths) / sum(lengths))
+    if answer_tokens and facts.generated is not None:
+        answers = max(answers, facts.generated / answer_tokens)
     return facts.preemptions / max(answers, 1.0)
 
 

@@ -79,6 +79,8 @@ class View:
     """One observation (so far), read as a load: what has ended, when it drained, what it counted."""
 
     observation: Observation
+    slots: int | None = None
+    """Requests that the server works on at once; ``None``: all that are in flight."""
 
     @cached_property
     def counter(self) -> Counter:
@@ -133,14 +135,16 @@ class View:
     def burst_over_s(self) -> float | None:
         """When the prefill burst of a stationary start was over; ``None``: not yet.
 
-        Nothing waits, all run, and the rate from here on is above half of its later median.
+        All run that can (and none waits, if that is all of them), and the rate from here on is above half of its
+        later median.
         """
         n = self.observation.concurrency
+        slots = n if self.slots is None else min(self.slots, n)
         times, tokens = self.counter.times, self.counter.tokens
         for sample in self.observation.samples:
             if sample.t_s > BURST_LIMIT_S:
                 return BURST_LIMIT_S
-            if sample.waiting != 0 or sample.running is None or sample.running < n:
+            if sample.running is None or sample.running < slots or (slots == n and sample.waiting != 0):
                 continue
             inside = times >= sample.t_s
             rates = np.diff(tokens[inside]) / np.diff(times[inside])
@@ -219,10 +223,12 @@ class SteadyWindow:
     expected_output_tokens: float | None = None
     """Mean answer. With it a load is given up as soon as it is clear that it cannot turn over in time."""
     start: Start = "fresh"
+    slots: int | None = None
+    """Requests that the server works on at once; ``None``: all that are in flight."""
 
     def __call__(self, so_far: Observation) -> str | None:
         """A reason to end the load, or ``None``."""
-        view = View(so_far)
+        view = View(so_far, self.slots)
         if view.counter.reset:
             return "counters_reset"
         # More failures than lanes, and than answers: what comes is no measurement of this setting.

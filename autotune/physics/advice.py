@@ -14,6 +14,7 @@ from autotune.physics.model_card import ModelCard
 from autotune.physics.quantization import Quantization
 
 _MOST_GPUS = 64
+_SHORTEST = 1024  # a shorter context is of no use
 # Four bits with a 16-bit scale and a packed zero point for each 128 weights, as AWQ and GPTQ checkpoints have them.
 _FOUR_BIT = Quantization(method="4-bit", bytes_each=0.5 + 2.5 / 128, aligned=128)
 _EIGHT_BIT = Quantization(method="fp8", bytes_each=1.0)
@@ -72,11 +73,16 @@ def advise_when_nothing_fits(
     least = next((n for n in range(1, _MOST_GPUS + 1) if _on(card, kept, hardware, n, memory).fits), None)
     longest = max((fit.longest_model_len for fit in _layouts(card, kept, hardware, memory)), default=0)
     plain = card.quantization is None
-    answers = {
-        "kv_cache_dtype=fp8": serves(card, {**kept, "kv_cache_dtype": "fp8"}, hardware),
-        "fp8 weights (quantization=fp8)": plain and serves(card.requantized(_EIGHT_BIT), kept, hardware),
-        "a 4-bit checkpoint (AWQ, GPTQ)": plain and serves(card.requantized(_FOUR_BIT), kept, hardware),
+    smaller = {"kv_cache_dtype=fp8": (card, {**kept, "kv_cache_dtype": "fp8"})}
+    if plain:
+        smaller["fp8 weights (quantization=fp8)"] = (card.requantized(_EIGHT_BIT), kept)
+        smaller["a 4-bit checkpoint (AWQ, GPTQ)"] = (card.requantized(_FOUR_BIT), kept)
+    # What each change would serve at most; the length asked for may be too much for it, too.
+    reached = {
+        what: max((fit.longest_model_len for fit in _layouts(other, flags, hardware, memory)), default=0)
+        for what, (other, flags) in smaller.items()
     }
+    answers = {what: serves(*smaller[what], hardware) for what in smaller}
     lines = []
     if longest:
         lines.append(f"max_model_len up to {longest} fits on {hardware.name}")
@@ -85,6 +91,11 @@ def advise_when_nothing_fits(
             f"{least} x {hardware.gpu.name} serve max_model_len {max_model_len} with tensor_parallel_size {least}"
         )
     lines += [f"{what} would fit" for what, would in answers.items() if would]
+    lines += [
+        f"{what} would fit with max_model_len up to {reached[what]}"
+        for what, would in answers.items()
+        if not would and reached[what] > max(longest, _SHORTEST)
+    ]
     if serves(card, roomy, hardware):
         lines.append("max_num_seqs 8 and max_num_batched_tokens 2048 would fit")
     if share < wanted:
@@ -101,8 +112,8 @@ def advise_when_nothing_fits(
         longest_model_len=longest,
         gpu_memory_utilization=share,
         fp8_kv=answers["kv_cache_dtype=fp8"],
-        fp8_weights=answers["fp8 weights (quantization=fp8)"],
-        four_bit_weights=answers["a 4-bit checkpoint (AWQ, GPTQ)"],
+        fp8_weights=answers.get("fp8 weights (quantization=fp8)", False),
+        four_bit_weights=answers.get("a 4-bit checkpoint (AWQ, GPTQ)", False),
         lines=tuple(lines),
     )
 

@@ -188,14 +188,15 @@ def fixed_law(tokens: int, source: str = "fixed") -> LengthLaw:
 
 HLE_MEAN, HLE_SIGMA = 14_000.0, 0.75
 HLE_PROMPT_MEAN, HLE_PROMPT_SIGMA = 300.0, 0.6
-SHIPPED = {"hle-reasoning": (HLE_MEAN, HLE_SIGMA)}
+HLE_LAW = "hle-reasoning"
+SHIPPED = {HLE_LAW: (HLE_MEAN, HLE_SIGMA)}
 """Answers to Humanity's Last Exam by open reasoning models of 9-49B (published means: 10,173 cut at 32,768 and
 12,111 cut at 65,536; Qwen3-32B on hard mathematics 9,298 cut at 16,384, 22 % of them cut): a lognormal whose
 mean is about 10,000 when cut at 14,336 (34 % are cut). Prompts of about 300 tokens."""
 
 
-def shipped_law(name: str, max_tokens: int) -> tuple[LengthLaw, LengthLaw]:
-    """Answers and prompts of a law that comes with the package.
+def shipped_law(name: str, max_tokens: int | None) -> tuple[LengthLaw, LengthLaw]:
+    """Answers and prompts of a law that comes with the package; ``max_tokens`` None: answers are not cut.
 
     Raises:
         InputError: there is none of that name.

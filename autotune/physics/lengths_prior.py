@@ -1,7 +1,7 @@
 """What an answer's length may be beyond what was seen: a broad family of laws, weighed by what was seen.
 
-The family: answers of one kind (lognormal) with a smaller group of short ones (lognormal) and a few that
-never end by themselves (they run to the limit). Its parameters are drawn from broad priors relative to the
+The family: answers of one kind (lognormal, or Weibull with its lighter tail) with a smaller group of short ones
+(lognormal) and perhaps a few that never end by themselves (they run to the limit). Its parameters are drawn from broad priors relative to the
 output limit; each member is weighed by how well it explains the answers that ended at each age. Used past
 the last observed token only, and said to be a prior wherever it is used.
 """
@@ -24,8 +24,10 @@ SHORT_RATIO, SHORT_SD = 0.3, 0.8
 """Median of the short group over that of the main one: lognormal."""
 SHORT_BETA = (1.0, 3.0)
 """Share of the short group: beta."""
-ENDLESS_BETA = (0.5, 7.0)
-"""Share of answers that never end by themselves: beta (greedy decoding repeats itself)."""
+WEIBULL_SHAPE, WEIBULL_SD = 1.4, 0.4
+"""Shape of the main group where it is Weibull (half of the members): lognormal."""
+ENDLESS_NEVER, ENDLESS_BETA = 0.5, (0.7, 7.0)
+"""Chance that all answers end by themselves; else the share that never does: beta (greedy decoding repeats)."""
 TRUST = 150.0
 """So many ended answers weigh in at most: the family is not the truth, more data must not make it certain."""
 
@@ -42,6 +44,8 @@ class LawFamily:
 
     median: Array
     sigma: Array
+    shape: Array
+    """Weibull shape of the main group; 0: it is lognormal."""
     short_median: Array
     short_sigma: Array
     short_share: Array
@@ -50,7 +54,11 @@ class LawFamily:
     def survival(self, tokens: Array) -> Array:
         """Share of answers longer than ``tokens``: an array (members, tokens)."""
         logs = np.log(np.maximum(tokens, 1e-9))[None, :]
-        main = normal_cdf((np.log(self.median)[:, None] - logs) / self.sigma[:, None])
+        from_median = logs - np.log(self.median)[:, None]
+        main = normal_cdf(-from_median / self.sigma[:, None])
+        weibull = self.shape > 0
+        power = np.clip(self.shape[weibull, None] * from_median[weibull], -50.0, 6.0)
+        main[weibull] = np.exp(-np.log(2.0) * np.exp(power))
         short = normal_cdf((np.log(self.short_median)[:, None] - logs) / self.short_sigma[:, None])
         mixed = main + self.short_share[:, None] * (short - main)
         return np.asarray(mixed + self.endless_share[:, None] * (1.0 - mixed))
@@ -64,13 +72,16 @@ def broad_family(max_tokens: int, *, members: int = MEMBERS, seed: int = 0) -> L
     """Members drawn from the priors; the same for the same arguments."""
     rng = np.random.default_rng(seed)
     median = max_tokens * MEDIAN_SHARE * np.exp(MEDIAN_SD * rng.standard_normal(members))
+    shape = np.clip(WEIBULL_SHAPE * np.exp(WEIBULL_SD * rng.standard_normal(members)), 0.5, 6.0)
+    endless = rng.beta(*ENDLESS_BETA, members)
     return LawFamily(
         median=median,
         sigma=np.clip(SIGMA * np.exp(SIGMA_SD * rng.standard_normal(members)), 0.15, 2.0),
+        shape=np.where(rng.random(members) < 0.5, shape, 0.0),
         short_median=median * SHORT_RATIO * np.exp(SHORT_SD * rng.standard_normal(members)),
         short_sigma=np.clip(SIGMA * np.exp(SIGMA_SD * rng.standard_normal(members)), 0.15, 2.0),
         short_share=rng.beta(*SHORT_BETA, members),
-        endless_share=rng.beta(*ENDLESS_BETA, members),
+        endless_share=np.where(rng.random(members) < ENDLESS_NEVER, 0.0, endless),
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.physics.gpus import Hardware
 from autotune.physics.memory import Fit, MemoryModel, fits
@@ -37,7 +37,7 @@ class Knowledge:
 
     card: ModelCard
     hardware: Hardware
-    memory: MemoryModel = MemoryModel()
+    memory: MemoryModel = field(default_factory=MemoryModel)
     fitted: tuple[Fitted, ...] = ()
 
     def fit(self, settings: Mapping[str, object]) -> Fit:
@@ -90,16 +90,16 @@ def windows_of(result: TrialResult) -> list[StepWindow]:
         return []
     found = []
     for load in result.loads:
-        known = load.output_tokens_per_s is not None and load.running_mean is not None and load.kv_usage_mean is not None
-        if load.outcome != "steady" or not load.valid or not known:
+        rate, running, usage = load.output_tokens_per_s, load.running_mean, load.kv_usage_mean
+        if load.outcome != "steady" or not load.valid or rate is None or running is None or usage is None:
             continue
         found.append(
             StepWindow(
-                batch=(load.running_mean or 0.0) / capacity.engines,
-                kv_tokens=(load.kv_usage_mean or 0.0) * capacity.kv_tokens / capacity.engines,
-                output_tokens_per_s=(load.output_tokens_per_s or 0.0) / capacity.engines,
+                batch=running / capacity.engines,
+                kv_tokens=usage * capacity.kv_tokens / capacity.engines,
+                output_tokens_per_s=rate / capacity.engines,
                 prompt_tokens_per_s=(load.prompt_tokens_per_s or 0.0) / capacity.engines,
-                kv_usage=load.kv_usage_mean,
+                kv_usage=usage,
                 preemptions=float(load.preemptions or 0),
                 weight=(load.window_s or _WINDOW_S) / _WINDOW_S,
             )

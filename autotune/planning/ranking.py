@@ -12,11 +12,11 @@ from autotune.physics.fluid import FluidRun, fluid_run, loop_shape
 from autotune.physics.forecast import SIMULATOR_SD, spread_of, student_quantile
 from autotune.physics.laws import LengthLaw
 from autotune.physics.lengths import AnswerLengths
-from autotune.physics.memory import Fit
 from autotune.physics.simulator import EngineLimits
 from autotune.physics.stepstart import engine_limits
 from autotune.physics.steptime import StepModel
 from autotune.planning.knowledge import Knowledge
+from autotune.planning.space import layouts
 from autotune.records.measurement import BottleneckKind
 from autotune.records.settings import Settings
 
@@ -27,6 +27,8 @@ KV_LIMIT = 1.0
 longest: a run with preemptions may be a few per cent faster, but is not stable."""
 KV_BOUND = 0.9
 """KV demand from which on the cache is what keeps more from being in flight."""
+MORE_SEQS = 1024
+"""vLLM's default on large cards."""
 PREFILL_SHARE = 0.4
 """Of the time of a step, from which on prompts are the limit."""
 
@@ -83,7 +85,36 @@ def rank(
     """
     laws = _drawn_laws(run, draws, seed)
     found = [_predict(knowledge, settings, run, fixed or Settings(), laws, seed) for settings in candidates]
-    return tuple(sorted(found, key=lambda p: math.inf if p.makespan_s is None else p.makespan_s))
+    return _sorted(found)
+
+
+def rank_layouts(
+    knowledge: Knowledge, run: PlannedRun, fixed: Settings | None = None, *, draws: int = DRAWS, seed: int = 0
+) -> tuple[Prediction, ...]:
+    """The best start of each TP x DP, ranked: what a search would begin with.
+
+    Settings are complete (``fixed`` included). The rest is left to vLLM's defaults, except ``max_num_seqs`` where
+    the default would keep out what the KV cache could hold.
+
+    Raises:
+        InputError: as ``rank``.
+    """
+    kept = fixed or Settings()
+    starts = [Settings({**kept, **layout}) for layout in layouts(knowledge.hardware.count, kept)]
+    found = rank(knowledge, starts, run, draws=draws, seed=seed)
+    if "max_num_seqs" in kept:
+        return found
+    wider = [p.settings.with_(max_num_seqs=MORE_SEQS) for p in found if p.bottleneck == "sequences"]
+    best: dict[Settings, Prediction] = {}
+    for prediction in (*found, *rank(knowledge, wider, run, draws=draws, seed=seed)):
+        layout = prediction.settings.with_(max_num_seqs=None)
+        if layout not in best or (prediction.makespan_s or math.inf) < (best[layout].makespan_s or math.inf):
+            best[layout] = prediction
+    return _sorted(best.values())
+
+
+def _sorted(predictions: Iterable[Prediction]) -> tuple[Prediction, ...]:
+    return tuple(sorted(predictions, key=lambda p: math.inf if p.makespan_s is None else p.makespan_s))
 
 
 def _drawn_laws(run: PlannedRun, draws: int, seed: int) -> list[LengthLaw]:
@@ -99,7 +130,7 @@ def _predict(
     fit = knowledge.fit(flags)
     if not fit.fits:
         return Prediction(settings=settings, fits=False, reason=fit.reason, engines=fit.engines, kv_capacity_tokens=0)
-    model, limits = knowledge.model(flags), limits_of(knowledge, flags, fit, run)
+    model, limits = knowledge.model(flags), limits_of(knowledge, flags, fit.kv_capacity_tokens, run)
     law, prompt = run.answers.law.extended(), run.prompts.mean
     concurrency, best = best_concurrency(
         model,
@@ -141,12 +172,18 @@ def _predict(
     )
 
 
-def limits_of(knowledge: Knowledge, flags: Settings, fit: Fit, run: PlannedRun) -> EngineLimits:
-    """Limits of one engine; the cache counted in tokens of requests as long as they are on average."""
-    held = fit.kv_capacity_tokens
-    if not knowledge.card.uniform:
-        held = max(held, fit.kv_capacity_at(round(run.prompts.mean + run.answers.law.age_mean)))
-    return engine_limits(knowledge.card, knowledge.hardware, flags, held)
+def limits_of(knowledge: Knowledge, flags: Settings, kv_tokens: int, run: PlannedRun) -> EngineLimits:
+    """Limits of one engine of a server that says it holds ``kv_tokens`` (summed over engines).
+
+    vLLM counts in requests of ``max_model_len``. Where layers have windows or states, requests as long as those
+    of the run hold more tokens in the same blocks, or fewer.
+    """
+    card = knowledge.card
+    if not card.uniform:
+        fit = knowledge.fit(flags)
+        held = fit.kv_capacity_at(round(run.prompts.mean + run.answers.law.age_mean))
+        kv_tokens = max(kv_tokens, round(kv_tokens * held / max(1, fit.kv_capacity_tokens)))
+    return engine_limits(card, knowledge.hardware, flags, kv_tokens)
 
 
 def _bottleneck(

@@ -9,11 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import InputError
+from autotune.physics.advice import usable_share
+from autotune.physics.gpus import GIB, Hardware
+from autotune.physics.layout import read_layout
+from autotune.physics.memory import MemoryModel, fits
+from autotune.physics.model_card import ModelCard
 from autotune.records.settings import FlagValue, Settings
 from autotune.spec import Knob, StudySpec
 
 MAX_LEVELS = 16
 """A range without a step is cut into at most so many levels: finer steps are below the noise."""
+
+LEN_STEP = 1024
+PROMPT_ROOM = 2048
+"""Left for the prompt, tokens, unless prompts are longer."""
+DOUBT_BYTES = 1.5 * GIB
+"""Two standard deviations of what the memory model does not know of a GPU before its first launch."""
 
 Rule = Callable[[Settings], str | None]
 """Says why a combination must not be launched, or ``None``."""
@@ -87,40 +98,116 @@ def parallel_fits(gpus: int) -> Rule:
     return rule
 
 
-def default_levels(gpus: int) -> dict[str, tuple[FlagValue, ...]]:
+def card_fits(card: ModelCard, hardware: Hardware) -> Rule:
+    """What cannot start by vLLM's own arithmetic is not launched; in doubt it is (``DOUBT_BYTES``)."""
+    memory = MemoryModel(residuals=(-DOUBT_BYTES,))
+
+    def rule(settings: Settings) -> str | None:
+        return fits(card, hardware, settings, memory).reason
+
+    return rule
+
+
+def parallel_layouts(gpus: int) -> tuple[tuple[int, int], ...]:
+    """Every (TP, DP) on so many GPUs: powers of two and divisors, all GPUs used first, then the largest TP first."""
+    sizes = [n for n in range(1, gpus + 1) if n & (n - 1) == 0 or gpus % n == 0]
+    pairs = [(tp, dp) for tp in sizes for dp in sizes if tp * dp <= gpus]
+    return tuple(sorted(pairs, key=lambda pair: (-pair[0] * pair[1], -pair[0])))
+
+
+def layouts(gpus: int, fixed: Mapping[str, FlagValue]) -> tuple[Settings, ...]:
+    """One candidate for each TP x DP; those that ``fixed`` names are not varied."""
+    found: dict[Settings, None] = {}
+    for tp, dp in parallel_layouts(gpus):
+        flags = {"tensor_parallel_size": tp, "data_parallel_size": dp}
+        found[Settings({**flags, **{name: fixed[name] for name in flags if name in fixed}})] = None
+    return tuple(found)
+
+
+def needed_len(card: ModelCard, max_tokens: int, longest_prompt: int) -> int:
+    """``max_model_len`` that the longest prompt and answer need, a multiple of 1,024, at most the model's own."""
+    return min(card.max_model_len, LEN_STEP * math.ceil((longest_prompt + max_tokens) / LEN_STEP))
+
+
+def kept_flags(
+    card: ModelCard, hardware: Hardware, fixed: Settings, *, max_tokens: int, longest_prompt: int
+) -> Settings:
+    """``fixed``, and what every candidate needs beside it: ``max_model_len`` for the longest request, and no larger
+    ``gpu_memory_utilization`` than others (a display) leave free.
+
+    Raises:
+        InputError: a flag that is no number where one is needed.
+    """
+    flags = fixed
+    if "max_model_len" not in flags:
+        room = max(longest_prompt, PROMPT_ROOM)
+        flags = flags.with_(max_model_len=needed_len(card, max_tokens, room))
+    if "gpu_memory_utilization" not in flags:
+        wanted = read_layout(flags, card, hardware.gpu, MemoryModel().rules).gpu_memory_utilization
+        share = usable_share(hardware, wanted)
+        flags = flags.with_(gpu_memory_utilization=share) if 0 < share < wanted else flags
+    return flags
+
+
+def default_levels(
+    gpus: int, card: ModelCard | None = None, max_model_len: int | None = None
+) -> dict[str, tuple[FlagValue, ...]]:
     """Knobs worth trying for an offline run when the study names none.
 
     Layout, precision and number in flight are worth 1.5-10x, scheduler flags 0-30 %
     (published sweeps of 2025-26); so layout comes first and the scheduler's levels are coarse.
+
+    Args:
+        gpus: that a server may use; 0 on a CPU.
+        card: of the model, where it is known: layouts that do not divide it are left out.
+        max_model_len: what the longest request needs, where it is known.
     """
     levels: dict[str, tuple[FlagValue, ...]] = {}
     if gpus > 1:
-        powers = tuple(2**i for i in range(gpus.bit_length()) if 2**i <= gpus)
-        levels["tensor_parallel_size"] = powers[::-1]
-        levels["data_parallel_size"] = powers
+        pairs = [(tp, dp) for tp, dp in parallel_layouts(gpus) if card is None or card.tp_problem(tp, dp) is None]
+        levels["tensor_parallel_size"] = tuple(sorted({tp for tp, _ in pairs}, reverse=True))
+        levels["data_parallel_size"] = tuple(sorted({dp for _, dp in pairs}))
     levels["max_num_seqs"] = (64, 128, 256, 512, 1024)
     levels["max_num_batched_tokens"] = (2048, 8192, 16384)
     if gpus > 0:
         levels["gpu_memory_utilization"] = (0.90, 0.92, 0.95)
+    if max_model_len is not None:
+        levels["max_model_len"] = (max_model_len,)
     return levels
 
 
-def space_of(spec: StudySpec, gpus: int) -> Space:
+def space_of(
+    spec: StudySpec,
+    gpus: int,
+    *,
+    card: ModelCard | None = None,
+    hardware: Hardware | None = None,
+    longest_prompt: int | None = None,
+) -> Space:
     """The study's own space, or the default knobs; flags that are fixed are never varied.
 
     Args:
         spec: the study.
         gpus: GPUs that a server may use; 0 on a CPU.
+        card: of the model, where its config is known.
+        hardware: those GPUs, where they are known: with a card, what cannot fit is not launched.
+        longest_prompt: of the run, tokens, where it is known.
 
     Raises:
         InputError: the rules leave nothing to launch.
     """
     levels: dict[str, Any] = {name: knob_levels(name, knob) for name, knob in spec.space.items()}
     if not levels:
-        levels = {name: values for name, values in default_levels(gpus).items() if name not in spec.fixed}
+        length = None
+        if card is not None and longest_prompt is not None:
+            length = needed_len(card, spec.workload.max_tokens, longest_prompt)
+        levels = default_levels(gpus, card, length)
+        levels = {name: values for name, values in levels.items() if name not in spec.fixed}
     rules: tuple[Rule, ...] = (batch_covers_sequences,)
     if gpus > 0:
         rules = (*rules, parallel_fits(gpus))
+    if card is not None and hardware is not None:
+        rules = (*rules, card_fits(card, hardware))
     fixed = Settings(spec.fixed)
 
     def with_fixed(rule: Rule) -> Rule:

@@ -25,6 +25,27 @@ class Bottleneck:
     knob: str | None = None
 
 
+Constants = Literal["fitted", "physics", "shape"]
+"""Where the step model's cost of a cached token comes from: windows of this server, what the model and the GPU
+say, or the usual shape of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCorrection:
+    """From the context that the window held to that of a long run."""
+
+    factor: float
+    """Corrected over measured tokens/s."""
+    factor_sd: float
+    """Standard deviation of the factor's logarithm."""
+    window_tokens_per_s: float
+    """As the counter showed it, summed over engines."""
+    window_kv_tokens: float
+    """Cached tokens, mean of the window, summed over engines."""
+    long_run_kv_tokens: float
+    constants: Constants
+
+
 @dataclass(frozen=True, kw_only=True)
 class Latency:
     """Latency quantiles over the answers of the window, seconds; only when streamed."""
@@ -48,7 +69,8 @@ class Measurement:
     violations: Mapping[str, float]
     """Dimensionless, one per stability rule: at most 0 is fine."""
     output_tokens_per_s: float | None
-    """Window mean from the server's counter, summed over engines; ``None``: no steady window."""
+    """Window mean from the server's counter, summed over engines, corrected where ``correction`` says so;
+    ``None``: no steady window."""
     paired_low: float | None
     """95 % interval given the lengths: for comparisons."""
     paired_high: float | None
@@ -79,5 +101,7 @@ class Measurement:
     client: ClientStats
     bottleneck: Bottleneck | None = None
     latency: Latency | None = None
+    correction: KvCorrection | None = None
+    """``None``: the number is the counter's own."""
     failure: Failure | None = None
     notes: tuple[str, ...] = field(default=())

@@ -99,6 +99,10 @@ class MeasureSpec:
     """Share of answers cut at the output limit."""
     drift_limit: float = 0.10
     """Change of the rate between the halves of the window."""
+    max_ttft_s: float | None = None
+    """99th percentile of the time to the first token; answers are streamed only where a latency is limited."""
+    max_tpot_s: float | None = None
+    """99th percentile over answers of the time per output token after the first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,17 @@ from rich.status import Status
 from autotune.records.event import Event
 
 
+class _Starting:
+    """A status that counts the seconds by itself: a starting server says nothing."""
+
+    def __init__(self, tail: str) -> None:
+        self._began = time.monotonic()
+        self._tail = tail
+
+    def __rich__(self) -> str:
+        return f"starting {time.monotonic() - self._began:.0f} s{self._tail}"
+
+
 class Progress:
     """An ``Emit`` that tells a person what is going on.
 
@@ -44,7 +55,7 @@ class Progress:
     def _say(self, text: str) -> None:
         self._console.print(f"{time.strftime('%H:%M:%S')} {text}")
 
-    def _now(self, text: str) -> None:
+    def _now(self, text: str | _Starting) -> None:
         if not self._console.is_terminal:
             return
         if self._status is None:
@@ -65,7 +76,7 @@ class Progress:
         self._say(f"trial {self._done + 1}{total} (number {event.trial}): {name}{data.get('settings')}")
 
     def _server_starting(self, event: Event) -> None:
-        self._now(f"starting {_number(event.data, 'seconds'):.0f} s{self._tail()}")
+        self._now(_Starting(self._tail()))
 
     def _server_ready(self, event: Event) -> None:
         tokens = event.data.get("kv_tokens")

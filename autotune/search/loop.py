@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.errors import InputError, NothingStableError, PrerequisiteError
+from autotune.evaluation.predict import forecast_of
 from autotune.planning.space import Space
 from autotune.records.event import Emit, Event
 from autotune.records.observation import FailureKind
@@ -132,7 +133,9 @@ class Search:
                 extra = {"concurrency": list(baseline.concurrency)}
                 self._study.enqueue(Settings(baseline.flags), "baseline", baseline.label, extra)
 
-    def _write(self, why: str) -> Winner | None:
+    def _write(self, why: str, *, final: bool = False) -> Winner | None:
+        """Replace ``winner.json``; the last one has the forecast, which costs a second or two."""
+        best = best_trial(self._results)
         record = winner_record(
             self._spec,
             self._folder.name,
@@ -140,6 +143,7 @@ class Search:
             verdict="unconfirmed",
             why=why,
             settles="repeat the best settings and the best baseline on fresh servers",
+            forecast=forecast_of(self._spec, best, self._results) if final and best is not None else None,
         )
         if record is not None:
             self._folder.write_winner(record)
@@ -147,7 +151,7 @@ class Search:
         return record
 
     def _end(self, why: str) -> Winner:
-        record = self._write(why)
+        record = self._write(why, final=True)
         self._emit(Event(kind="study_ended", data={"why": why}))
         if record is None:
             kinds = sorted({result.failure.kind for result in self._results if result.failure is not None})

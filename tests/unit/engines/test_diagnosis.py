@@ -143,6 +143,17 @@ HEALTHY: dict[str, tuple[str, ...]] = {
         "objects to clean up at shutdown",
     ),
     "Ctrl-C while starting": (*UP, "Traceback (most recent call last):", '  File "x.py", line 1', "KeyboardInterrupt"),
+    "SIGTERM while starting": (
+        *UP,
+        f"{CORE}ERROR 10-09 12:00:30 [core.py:1510] EngineCore failed to start.",
+        f"{CORE}ERROR 10-09 12:00:30 [core.py:1510] RuntimeError: Did not receive response from front-end process "
+        f"within "
+        "5 minutes",
+        "RuntimeError: Did not receive response from front-end process within 5 minutes",
+        "Traceback (most recent call last):",
+        '    raise KeyboardInterrupt("terminated")',
+        "KeyboardInterrupt: terminated",
+    ),
     "the time of a Slurm job is over": (
         *UP,
         *READY,
@@ -410,6 +421,18 @@ DEATHS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         f"{API}ERROR 10-09 12:05:00 [async_llm.py:480] AsyncLLM output_handler failed.",
         f"{API}INFO:     Shutting down",
     )),
+    ("engine_died", "exited unexpectedly", (
+        "(APIServer pid=70) INFO 10-09 12:01:00 [launcher.py:40] Starting vLLM server on http://0.0.0.0:8000",
+        "INFO:     Started server process [70]",
+        "INFO:     Application startup complete.",
+        'INFO:     127.0.0.1:49120 - "POST /v1/completions HTTP/1.1" 200 OK',
+        "(Worker pid=81) INFO 10-09 12:05:00 [multiproc_executor.py:843] Parent process exited, terminating worker "
+        "queues",
+        "(APIServer pid=70) WARNING 10-09 12:05:00 [core_client.py:817] [shutdown] MPClient: engine core exited "
+        "unexpectedly; starting cleanup",
+        "(APIServer pid=70) INFO 10-09 12:05:00 [core_client.py:770] [shutdown] MPClient: start timeout=default",
+        "INFO:     Shutting down",
+    )),
     ("engine_died", "exit code: -9", (
         *UP, *READY,
         f"{CORE}ERROR 10-09 12:05:00 [multiproc_executor.py:154] Worker proc VllmWorker-1 died unexpectedly (exit "
@@ -577,6 +600,7 @@ PREFIXES = (
     "Apr 11 19:21:34 host1 vllm[1356]: ",
     "2025-10-09T12:00:00.123456789Z stdout F ",
     "2025-10-09 12:00:00,123 ",
+    "2025-10-09 12:00:00.123 | ",
     "[pod/vllm-0/server] ",
     "0: ",
     "> ",

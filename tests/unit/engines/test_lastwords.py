@@ -47,6 +47,9 @@ def test_no_exceptions(text: str) -> None:
 
 def test_hints() -> None:
     assert "dmesg" in words.death_hint("Worker proc 1 died unexpectedly (exit code: -9)")
+    assert "without a word" in words.death_hint(
+        "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
+    )
     assert "kernel failed" in words.death_hint("CUDA error: device-side assert triggered")
     assert "less load" in words.death_hint("RuntimeError: x")
     assert "dmesg" in words.unknown_hint("Failed core proc(s): {'EngineCore': -9}")

@@ -72,6 +72,7 @@ HEADLESS = {
     "mpirun": ("[1,0]<stderr>:RuntimeError: x", None, "RuntimeError: x"),
     "time zone": ("2025-10-28 11:16:34.123+02:00 RuntimeError: x", None, "RuntimeError: x"),
     "short-iso journal": ("2025-10-28T11:16:34+0200 host1 vllm[9]: RuntimeError: x", None, "RuntimeError: x"),
+    "docker desktop": ("2025-04-29 21:56:20.933 | RuntimeError: x", None, "RuntimeError: x"),
     "swarm": ("vllm.1.abc@node2    | RuntimeError: x", None, "RuntimeError: x"),
     "pm2": ("0|vllm  | RuntimeError: x", None, "RuntimeError: x"),
     "several": ("vllm-1  | 2025-10-28T11:16:34Z (Worker pid=1) RuntimeError: x", None, "RuntimeError: x"),

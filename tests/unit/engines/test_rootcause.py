@@ -115,9 +115,9 @@ TEXTS = [
         "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
         ("port",),
     ),
-    ("bad_flag", "vllm: error: unrecognized arguments: --no-such-flag 3", ("--no-such-flag 3",)),
-    ("bad_flag", "vllm serve: error: argument --port: invalid int value: 'x'", ("--port",)),
-    ("bad_flag", "api_server.py: error: unrecognized arguments: --x", ("--x",)),
+    ("bad_flag", "vllm: error: unrecognized arguments: --no-such-flag 3", ("--help",)),
+    ("bad_flag", "vllm serve: error: argument --port: invalid int value: 'x'", ("--help",)),
+    ("bad_flag", "api_server.py: error: unrecognized arguments: --x", ("--help",)),
     (
         "bad_flag",
         "Value error, max_num_batched_tokens (2048) is smaller than max_model_len (4096). This effectively limits",
@@ -194,7 +194,7 @@ TEXTS = [
     (
         "model_not_found",
         "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot",
-        ("c",),
+        ("download",),
     ),
     ("nccl", "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)", ("settings",)),
     ("nccl", "torch.distributed.DistBackendError: NCCL error in: x.cpp:1", ("settings",)),

@@ -52,12 +52,12 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert any("ready after 34 s, KV cache 46,592 tokens" in line for line in lines)
     assert any("64 in flight: steady, 1,760 tokens/s, KV 80%" in line for line in lines)
     assert any("PRUNED: oom; best so far trial 4" in line for line in lines)
-    assert "starting 12 s" not in text
+    assert "starting" not in text
     assert "[bold]not markup[/bold]" in text
     assert lines[-1].endswith("done: all trials were used")
 
 
 def test_a_status_line_on_a_terminal() -> None:
     text = shown(Terminal())
-    assert "starting 12 s" in text
+    assert "starting 0 s" in text
     assert "measuring at 64 in flight: 1,760 tokens/s, KV 81%" in text
