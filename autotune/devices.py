@@ -64,6 +64,12 @@ def gpus(nvml: Any | None = None) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def driver_version(nvml: Any | None = None) -> str | None:
+    """Version of the NVIDIA driver; ``None`` without one."""
+    nvml = nvml or load_nvml()
+    return None if nvml is None else _text(nvml.nvmlSystemGetDriverVersion())
+
+
 def _read(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -216,6 +222,21 @@ def lock_gpu(gpu: Gpu, owner: str) -> Iterator[None]:
     hint = "wait for it, or choose other GPUs with --devices"
     with lock(path, owner, what=f"GPU {gpu.index} ({gpu.uuid})", hint=hint):
         yield
+
+
+def holder(path: Path) -> str | None:
+    """Who holds a lock file now, in words; ``None``: nobody. Only looks: a free lock is not taken, nor written."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if not file.read(1):  # emptied by who held it last, so nobody's
+                return None
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _holder(file)
+    except OSError:
+        return None
+    return None
 
 
 def lock_folder(environment: Mapping[str, str] | None = None) -> Path:

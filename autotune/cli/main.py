@@ -14,6 +14,7 @@ from autotune import __version__
 from autotune.cli.apply import apply
 from autotune.cli.logs import log, scrape
 from autotune.cli.measure import measure
+from autotune.cli.plan import plan
 from autotune.cli.report import report
 from autotune.cli.search import search
 from autotune.errors import AutotuneError
@@ -32,7 +33,7 @@ def cli() -> None:
     """
 
 
-for command in (search, apply, measure, report, log, scrape):
+for command in (plan, search, apply, measure, report, log, scrape):
     cli.add_command(command)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from autotune.cli.types import Duration, KeyValue, server_params, workload_params
-from autotune.cli.wiring import device_list, study_spec, workload_options, write_json, write_out
+from autotune.cli.types import Duration, server_params, workload_params
+from autotune.cli.wiring import device_list, flag_values, study_spec, workload_options, write_json, write_out
 from autotune.errors import InputError, NothingStableError
 from autotune.records.codec import RecordError, dumps, encode, loads
 from autotune.records.trial import ConcurrencyPlan, TrialResult, TrialTask
@@ -20,7 +20,9 @@ from autotune.report.tables import why
 @click.command()
 @server_params
 @workload_params
-@click.option("--set", "flags", type=KeyValue(), multiple=True, help="A flag of the server: --set max_num_seqs=256.")
+@click.option(
+    "--set", "flags", multiple=True, metavar="FLAG=VALUE", help="A flag of the server: --set max_num_seqs=256."
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
@@ -106,13 +108,12 @@ def _read_task(path: Path) -> TrialTask:
 
 
 def _task(options: dict[str, Any]) -> TrialTask:
-    flags = dict(options["flags"])
     spec = study_spec(
         None,
         {
             **{key: options[key] for key in ("model", "engine", "gpus", "vllm_command")},
             "devices": device_list(options["devices"]),
-            "fixed": flags or None,
+            "fixed": flag_values(options["flags"]),
             "workload": workload_options(
                 options["workload"],
                 options["dataset_path"],

@@ -59,11 +59,9 @@ def plan(model: str, gpus: str, as_json: bool, **options: Any) -> None:
     """
     from autotune.evaluation.predict import planned_run
     from autotune.hub import known_config
-    from autotune.physics.advice import advise_when_nothing_fits
     from autotune.physics.gpus import parse_gpus
-    from autotune.physics.layout import whole
     from autotune.physics.model_card import ModelCard
-    from autotune.planning.card import plan_data, plan_text
+    from autotune.planning.card import plan_data, plan_text, what_would_fit
     from autotune.planning.knowledge import Knowledge
     from autotune.planning.ranking import rank_layouts
 
@@ -91,7 +89,7 @@ def plan(model: str, gpus: str, as_json: bool, **options: Any) -> None:
     else:
         click.echo(plan_text(knowledge, ranked, fixed, run), nl=False)
     if not ranked[0].fits:
-        advice = advise_when_nothing_fits(card, hardware, whole(fixed, "max_model_len", card.max_model_len), fixed)
-        raise NothingStableError(f"{found.name} does not fit on {hardware.name}", hint="; ".join(advice.lines))
+        hint = "; ".join(what_would_fit(knowledge, ranked, fixed))
+        raise NothingStableError(f"{found.name} does not fit on {hardware.name}", hint=hint)
     if not as_json:
         click.echo(f"\nfirst start: {shlex.join(['vllm', 'serve', model, *render(ranked[0].settings)])}")

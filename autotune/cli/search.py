@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from autotune.cli.types import Duration, KeyValue, server_params, studies_option, workload_params
-from autotune.cli.wiring import baseline_option, device_list, study_spec, workload_options, write_json
+from autotune.cli.wiring import baseline_option, device_list, flag_values, study_spec, workload_options, write_json
 from autotune.errors import InputError
 from autotune.records.codec import encode
 from autotune.report.tables import forecast_text, gain_text
@@ -24,7 +24,7 @@ from autotune.spec import StudySpec
 @click.option("--requests", type=click.IntRange(min=1), help="Questions of the planned run. [default: the workload's]")
 @click.option("--trials", type=click.IntRange(min=1), help="Server starts, baselines included. [default: 20]")
 @click.option("--budget", type=Duration(), help="End after so long: 90m, 2h.")
-@click.option("--set", "fixed", type=KeyValue(), multiple=True, help="For every candidate: --set dtype=bfloat16.")
+@click.option("--set", "fixed", multiple=True, metavar="FLAG=VALUE", help="For every candidate: --set dtype=bfloat16.")
 @click.option("--space", type=KeyValue(), multiple=True, help="A flag to search: --space 'max_num_seqs=[128,256]'.")
 @click.option("--baseline", help="Your own line to beat: 'vllm serve MODEL -tp 8'.")
 @click.option("--baseline-concurrency", type=click.IntRange(min=1), multiple=True, help="In flight with it. [32 100]")
@@ -132,7 +132,7 @@ def _study_options(options: dict[str, Any]) -> dict[str, Any]:
         **{key: options[key] for key in kept},
         "budget_s": options["budget"],
         "devices": device_list(options["devices"]),
-        "fixed": dict(options["fixed"]) or None,
+        "fixed": flag_values(options["fixed"]),
         "space": dict(options["space"]) or None,
         "baselines": None if baseline is None else [baseline_option(baseline, options["baseline_concurrency"])],
         "workload": workload_options(

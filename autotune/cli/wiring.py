@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,18 +55,24 @@ def workload_options(
 
 
 def baseline_option(line: str, concurrency: tuple[int, ...]) -> dict[str, Any]:
-    """``--baseline 'vllm serve MODEL -tp 8'`` -> a baseline section."""
-    from autotune.engines.flags import parse_argv
+    """``--baseline 'vllm serve MODEL -tp 8'`` -> a baseline section; what is chosen per server is left out."""
+    from autotune.engines.flags import parse_line
 
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise InputError(
-            f"--baseline is no command line: {error}", hint="--baseline 'vllm serve MODEL -tp 8'"
-        ) from None
-    flags = parse_argv(words[2:] if words[:2] == ["vllm", "serve"] else words).to_data()
-    flags.pop("model", None)
+    read = parse_line(line)
+    if read.left_out:
+        click.echo(
+            f"note: of your line is left out, because it is chosen for each server: {', '.join(read.left_out)}",
+            err=True,
+        )
+    flags = read.settings.with_(model=None).to_data()
     return {"label": "your own line", "flags": flags, "concurrency": list(concurrency or (32, 100))}
+
+
+def flag_values(assignments: tuple[str, ...]) -> dict[str, Any] | None:
+    """``--set max_num_seqs=256`` and the like -> settings; ``None`` when there are none."""
+    from autotune.engines.flags import parse_assignment
+
+    return dict(parse_assignment(text) for text in assignments) or None
 
 
 def device_list(devices: str | None) -> list[int] | None:

@@ -37,3 +37,10 @@ def end_left_over(attempts: Path) -> list[str]:
     from autotune.engines.process import end_orphans
 
     return [line for folder in sorted(attempts.glob("*/")) for line in end_orphans(folder)]
+
+
+def left_over(attempts: Path) -> list[str]:
+    """What ``end_left_over`` would end, a line for each process."""
+    from autotune.engines.process import orphans
+
+    return [line for folder in sorted(attempts.glob("*/")) for line in orphans(folder)]

@@ -51,10 +51,10 @@ class Session(Protocol):
         """
         ...
 
-    def count_tokens(
+    def token_ids(
         self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, object] | None = None
-    ) -> int | None:
-        """Prompt tokens by the server's own tokenizer and chat template; ``None`` where it cannot say."""
+    ) -> tuple[int, ...] | None:
+        """A prompt by the server's own tokenizer and chat template; ``None`` where it cannot say."""
         ...
 
 

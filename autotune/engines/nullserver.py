@@ -21,10 +21,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 MODEL = "null"
-WORD = " x"
+WORD = "x "
 """The text of every token."""
 DEFAULTS: Mapping[str, Any] = {"token_s": 0.02}
 CATCH_UP_S = 0.05
@@ -129,9 +129,9 @@ class Server:
             for answer in list(self.active):
                 self.step(answer)
 
-    def metrics(self) -> bytes:
-        """The page of counters, with vLLM's names."""
-        values = {
+    def counters(self) -> dict[str, tuple[str, float]]:
+        """Name, kind and value of what the page of metrics says."""
+        return {
             "num_requests_running": ("gauge", len(self.active)),
             "num_requests_waiting": ("gauge", 0),
             "kv_cache_usage_perc": ("gauge", min(1.0, len(self.active) / 10_000)),
@@ -141,9 +141,12 @@ class Server:
             "prefix_cache_queries_total": ("counter", self.prompt_tokens),
             "prefix_cache_hits_total": ("counter", 0),
         }
+
+    def metrics(self) -> bytes:
+        """The page of metrics, with vLLM's names."""
         label = f'{{engine="0",model_name="{MODEL}"}}'
-        lines = [f"# TYPE vllm:{name} {kind}\nvllm:{name}{label} {value}\n" for name, (kind, value) in values.items()]
-        return "".join(lines).encode()
+        found = self.counters().items()
+        return "".join(f"# TYPE vllm:{k} {kind}\nvllm:{k}{label} {value}\n" for k, (kind, value) in found).encode()
 
 
 class Connection(asyncio.Protocol):
@@ -157,8 +160,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio's: a client has connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Asyncio's: the client is gone, and gives up its answer."""
@@ -237,8 +239,10 @@ async def serve(server: Server, connection: type[Connection] = Connection, port:
     sys.stdout.write(f"{listening.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     loop.add_signal_handler(signal.SIGTERM, os._exit, 0)
-    loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(0, 1) else os._exit(0))
-    await server.run()
+    stdin = sys.stdin.fileno()
+    loop.add_reader(stdin, lambda: None if os.read(stdin, 1) else os._exit(0))
+    async with listening:
+        await server.run()
 
 
 @contextmanager

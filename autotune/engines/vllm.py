@@ -81,25 +81,27 @@ class VllmSession:
         """Run one load; a dead engine, an error, a stall are in the observation."""
         seen = drive(self._target, load, stop=stop, alive=self._failure, emit=self._emit)
         # What the load showed is a symptom; the log says why.
-        if seen.end == "engine_died" or self._dead_after(seen):
+        if seen.end == "engine_died" or self._suspect(seen):
             cause = ended(self._server, self._log, ready=True, wait_s=DEATH_S) or self._log.failure(ready=True)
-            return replace(seen, end="engine_died", failure=cause or seen.failure or self._failure())
+            if cause is None and self._control.health() == 503:
+                cause = self._log.name(Failure(kind="engine_died", line="GET /health: 503"))
+            if cause is not None or seen.end == "engine_died":
+                return replace(seen, end="engine_died", failure=cause or seen.failure)
         if seen.end == "stalled":
             cause = self._log.failure(ready=True) or seen.failure
             return replace(seen, failure=None if cause is None else self._log.name(cause))
         return seen
 
-    def count_tokens(
+    def token_ids(
         self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, object] | None = None
-    ) -> int | None:
-        """Prompt tokens by the server's own tokenizer and chat template; ``None`` where it cannot say."""
+    ) -> tuple[int, ...] | None:
+        """A prompt by the server's own tokenizer and chat template; ``None`` where it cannot say."""
         try:
-            ids = self._control.tokenize(
+            return self._control.tokenize(
                 self._target.model, messages=messages, chat_template_kwargs=chat_template_kwargs
             )
         except ControlError:
             return None
-        return len(ids)
 
     @property
     def processes(self) -> dict[int, str]:
@@ -113,12 +115,10 @@ class VllmSession:
             return None
         return self._log.name(Failure(kind="engine_died", line=f"the server ended with exit code {code}"))
 
-    def _dead_after(self, seen: Observation) -> bool:
-        """A load whose last requests failed may end before the death of the server shows."""
-        if not self._server.alive:
-            return True
-        suspect = any(r.error is not None and r.error.kind in ("connect", "server") for r in seen.requests)
-        return suspect and self._control.health() in (None, 503)
+    def _suspect(self, seen: Observation) -> bool:
+        """A load whose last requests failed may be over before the death of the server shows."""
+        failed = any(r.error is not None and r.error.kind in ("connect", "server") for r in seen.requests)
+        return not self._server.alive or (failed and self._control.health() != 200)
 
 
 class VllmEngine:

@@ -18,39 +18,26 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from autotune.errors import InputError
 from autotune.evaluation.follow_completions import forecast_completions
 from autotune.evaluation.follow_input import Completions, read_series
-from autotune.evaluation.follow_law import (
-    MEMBERS,
-    RENEWAL_MEMBERS,
-    LawTable,
-    choose,
-    end_likelihood,
-    kv_likelihood,
-    prior_table,
-    table_of,
-)
+from autotune.evaluation.follow_draws import LawDraws, draw_laws
+from autotune.evaluation.follow_law import USUAL_PROMPT
 from autotune.evaluation.follow_replay import Flight, Population, read_flight, replay
 from autotune.evaluation.follow_series import RunSeries, RunStretch, run_stretch
 from autotune.evaluation.follow_steps import HIT_SHARE, KV_FULL, kv_capacity, kv_in_use, run_limits, step_model
 from autotune.physics.closed_loop import run_closed_loop
-from autotune.physics.forecast import LEVEL, copied, spread_of, student_quantile
+from autotune.physics.forecast import COPY_FLIGHT, LEVEL, copied, spread_of, student_quantile
 from autotune.physics.lengths import AnswerLengths
 from autotune.physics.simulator import EngineLimits, SimRequest
 from autotune.physics.steptime import StepModel
 
-Array = npt.NDArray[np.float64]
-
 DRAWS = 32
 MODEL_SD = 0.05
 """Relative error of the remaining time that the method itself adds (set on simulated runs)."""
-COPY_ABOVE = 700
+COPY_ABOVE = 300
 """More requests than this are simulated by a smaller copy of the run."""
-USUAL_PROMPT = 300.0
-"""Tokens of a prompt where nothing tells."""
 FINISHED_ENOUGH = 0.85
 """With nothing in flight and fewer ends seen than this share of the requests, the run is not over but broken off."""
 
@@ -145,23 +132,21 @@ def follow(
             hint="give all requests of the run with --requests",
         )
     finished = flight.finished
-    broken_off = flight.ended is not None and not flight.at_once and (finished or 0) < FINISHED_ENOUGH * requests
+    broken_off = not flight.at_once and finished is not None and finished < FINISHED_ENOUGH * requests
     full_at = next((r.t_s for r in stretch.readings if (r.kv_highest or 0.0) >= KV_FULL), None)
     if stretch.ended and not broken_off:
         return _over(stretch, lengths, full_at)
     rng = np.random.default_rng(seed)
-    table, chosen = _laws(flight, stretch, series, max_tokens, lengths, rng)
-    capacity = kv_capacity(series, flight, table, chosen, max_tokens)
-    prompt = flight.prompt_tokens or USUAL_PROMPT
-    middle = replay(flight, lambda a, d: table.chance(int(chosen[0]), a, d), max_tokens, rng)
-    model = step_model(series, flight, middle[2], capacity, prompt)
-    limits = run_limits(series, flight, capacity, max_tokens, prompt)
-    draws = [
-        _simulate(flight, series.engines, table, int(law), model, limits, prompt, max_tokens, i, rng)
-        for i, law in enumerate(chosen)
-    ]
-    centre, spread = spread_of([math.log(max(0.5, seconds)) for seconds, _ in draws], MODEL_SD)
-    reach = student_quantile(len(draws) - 1) * spread
+    found = draw_laws(flight, kv_in_use(series, flight), max_tokens, lengths, DRAWS, rng)
+    capacity = kv_capacity(series, flight, found, max_tokens)
+    middle = replay(found.flights[0], found.chance(0), max_tokens, rng)
+    model = step_model(series, flight, middle[2], capacity, found.prompt_tokens)
+    limits = run_limits(series, flight, capacity, max_tokens, found.prompt_tokens)
+    draws = [_simulate(found, i, series.engines, model, limits, max_tokens, rng) for i in range(DRAWS)]
+    logs = [math.log(max(0.5, seconds)) for seconds, _ in draws]
+    _, spread = spread_of(logs, MODEL_SD)
+    centre, reach = statistics.median(logs), student_quantile(DRAWS - 1) * spread
+    low, high = min(centre - reach, min(logs)), max(centre + reach, max(logs))
     if full_at is None:
         full_at = _full_at([full for _, full in draws], stretch.elapsed_s)
     source = "observed+prior" if lengths is None else lengths.law.source
@@ -169,8 +154,8 @@ def follow(
         elapsed_s=round(stretch.elapsed_s, 1),
         forecast_s=round(stretch.elapsed_s + math.exp(centre), 1),
         remaining_s=round(math.exp(centre), 1),
-        low_s=round(stretch.elapsed_s + math.exp(centre - reach), 1),
-        high_s=round(stretch.elapsed_s + math.exp(centre + reach), 1),
+        low_s=round(stretch.elapsed_s + math.exp(low), 1),
+        high_s=round(stretch.elapsed_s + math.exp(high), 1),
         level=LEVEL,
         done=False,
         length_source=source,
@@ -195,61 +180,29 @@ def _over(stretch: RunStretch, lengths: AnswerLengths | None, full_at: float | N
     )
 
 
-def _laws(
-    flight: Flight,
-    stretch: RunStretch,
-    series: RunSeries,
-    max_tokens: int,
-    lengths: AnswerLengths | None,
-    rng: np.random.Generator,
-) -> tuple[LawTable, npt.NDArray[np.intp]]:
-    """Laws of the answers, and which of them are drawn."""
-    if lengths is not None:
-        draws = random.Random(0)
-        return table_of([lengths.draw(draws).extended() for _ in range(DRAWS)], max_tokens), np.arange(DRAWS)
-    if flight.ended is None:
-        table = prior_table(max_tokens, RENEWAL_MEMBERS)
-        held = kv_in_use(series, flight)
-        likelihood = kv_likelihood(table, flight, held, flight.prompt_tokens or USUAL_PROMPT)
-        return table, choose(likelihood, 1.0, DRAWS, rng)
-    table = prior_table(max_tokens, MEMBERS)
-    weights = np.full(len(table.survival), 1.0 / len(table.survival))
-    likelihood, events = weights, 0.0
-    for _ in range(2):
-        mean = LawTable(table.cell, (weights @ table.survival)[None, :])
-        _, exposures, _ = replay(flight, lambda a, d, m=mean: m.chance(0, a, d), max_tokens, rng)  # type: ignore[misc]
-        likelihood, events = end_likelihood(table, exposures)
-        shifted = np.exp((likelihood - likelihood.max()) * min(1.0, 150.0 / max(events, 1.0)))
-        weights = shifted / shifted.sum()
-    return table, choose(likelihood, events, DRAWS, rng)
-
-
 def _simulate(
-    flight: Flight,
+    found: LawDraws,
+    number: int,
     engines: int,
-    table: LawTable,
-    law: int,
     model: StepModel,
     limits: EngineLimits,
-    prompt: float,
     max_tokens: int,
-    number: int,
     rng: np.random.Generator,
 ) -> tuple[float, float | None]:
     """Seconds from now to the end in one draw, and to the first moment of a full cache."""
-    population, _, _ = replay(flight, lambda a, d: table.chance(law, a, d), max_tokens, rng)
+    flight, law, table = found.flights[number], found.chosen[number], found.table
+    prompt = flight.prompt_tokens or USUAL_PROMPT
+    population, _, _ = replay(flight, found.chance(number), max_tokens, rng)
     fresh = _fresh(flight, population)
     alive = table.lengths(law, population.ages, rng)
     new = table.lengths(law, np.zeros(fresh), rng)
-    drawn = model.draw(random.Random(number))
-    hit = HIT_SHARE[0] + (HIT_SHARE[1] - HIT_SHARE[0]) * (number + 0.5) / DRAWS
     factor = max(1.0, (len(alive) + fresh) / COPY_ABOVE)
-    factor = min(factor, max(1.0, min(flight.concurrency, len(alive) + fresh) / engines / 12))
-    keep_alive = np.sort(rng.permutation(len(alive))[: max(min(1, len(alive)), round(len(alive) / factor))])
+    factor = min(factor, max(1.0, min(flight.concurrency, len(alive) + fresh) / engines / COPY_FLIGHT))
+    kept = np.sort(rng.permutation(len(alive))[: max(min(1, len(alive)), round(len(alive) / factor))])
     new = new[: max(min(1, fresh), round(fresh / factor))]
     resident = [
         SimRequest(id=f"r{i}", prompt_tokens=max(1, round(prompt + a)), output_tokens=max(1, round(length - a)))
-        for i, (a, length) in enumerate(zip(population.ages[keep_alive], alive[keep_alive], strict=True))
+        for i, (a, length) in enumerate(zip(population.ages[kept], alive[kept], strict=True))
     ]
     requests = [
         SimRequest(id=f"n{i}", prompt_tokens=max(1, round(prompt)), output_tokens=max(1, round(length)))
@@ -260,14 +213,14 @@ def _simulate(
         kv_tokens=max(round(limits.kv_tokens / factor), round(2 * (max_tokens + prompt))),
         max_num_seqs=max(1, round(limits.max_num_seqs / factor)),
         max_num_batched_tokens=max(64, round(limits.max_num_batched_tokens / factor)),
-        hit_share=hit,
+        hit_share=HIT_SHARE[0] + (HIT_SHARE[1] - HIT_SHARE[0]) * (number + 0.5) / DRAWS,
     )
-    concurrency = max(1, round(flight.concurrency / factor), len(resident) if flight.at_once else 1)
+    drawn = model.draw(random.Random(number))
     run = run_closed_loop(
         copied(drawn, factor),
         small,
         requests,
-        concurrency,
+        max(1, round(flight.concurrency / factor), len(resident)),
         engines=engines,
         resident=resident,
         sample_s=5.0,
@@ -294,14 +247,14 @@ def _full_at(times: Sequence[float | None], elapsed_s: float) -> float | None:
 def _unknown(
     flight: Flight, stretch: RunStretch, capacity: float | None, lengths: AnswerLengths | None, broken_off: bool
 ) -> tuple[str, ...]:
-    found = list(stretch.notes)
+    found, finished = list(stretch.notes), flight.finished
     if lengths is None:
         found.append("answers longer than those seen so far: a broad prior up to the output limit")
-    if not flight.at_once and flight.ended is None and not flight.draining:
+    if not flight.at_once and finished is None:
         found.append("how many answers have ended is not seen: it follows from the KV cache and the prior")
     if capacity is None:
         found.append("size of the KV cache is not known: preemption is not foreseen")
-    if flight.prompt_tokens is None:
+    if flight.readings[0].prompt_tokens is None:
         found.append(f"prompt lengths are not seen: {USUAL_PROMPT:.0f} tokens are assumed")
     if stretch.restarted:
         found.append("the server began anew after the last reading: the forecast is as if it had gone on")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from autotune.evaluation.follow_replay import Exposure, Flight
 from autotune.physics.laws import LengthLaw
-from autotune.physics.lengths_prior import LawFamily, broad_family, resample, weigh
+from autotune.physics.lengths_prior import LawFamily, broad_family
 
 Array = npt.NDArray[np.float64]
 
@@ -21,9 +21,18 @@ AT_LIMIT = 3
 """Cells below the limit in which the token clock cannot tell whether the limit was reached."""
 JOINED = 4.0
 """Ends that are joined to one Poisson count."""
-RENEWAL_MEMBERS, RENEWAL_INTERVALS = 1000, 50
+LOOP_MEMBERS, LOOP_CELLS, LOOP_GROUPS = 1500, 360, 24
+"""A closed loop: laws tried, cells of the token clock followed from the start, groups of its intervals."""
+FREE_READINGS = 4
+"""Readings before the cache is full that are enough to go by."""
+LATE_STARTS, LATE_SD = 20.0, 0.08
+"""Starts after the cache was full that say something of the mean length, and the relative error of that."""
 KV_SD, KV_READINGS = 0.06, 6.0
 """Error of the KV tokens that a law predicts, and how many independent readings a run is worth at most."""
+PROMPT_SPREAD, START_SD = 1.4, 0.05
+"""Variance of prompt tokens over that of a count (prompts differ in length); relative error of starts beside it."""
+USUAL_PROMPT = 300.0
+"""Tokens of a prompt where nothing tells."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +59,9 @@ class LawTable:
     def _at(self, law: int, ages: Array) -> Array:
         return np.asarray(np.interp(ages, np.arange(CELLS + 1) * self.cell, self.survival[law], right=0.0))
 
-    def mean(self, law: int) -> float:
-        """Mean length, tokens."""
-        row = self.survival[law]
-        return float((row[1:] + row[:-1]).sum() / 2 * self.cell)
+    def means(self) -> Array:
+        """Mean lengths, tokens."""
+        return np.asarray((self.survival[:, 1:] + self.survival[:, :-1]).sum(axis=1) / 2 * self.cell)
 
 
 def table_of(laws: Sequence[LengthLaw], max_tokens: int) -> LawTable:
@@ -86,12 +94,16 @@ def _strict(survival: Array) -> Array:
     return cut
 
 
-def end_likelihood(table: LawTable, exposures: Sequence[Exposure]) -> tuple[Array, float]:
-    """Log-likelihood of each law (Poisson, parts joined until a few ends), and the number of ends."""
+def end_likelihood(table: LawTable, exposures: Sequence[Exposure], first: int = 0) -> tuple[Array, float]:
+    """Log-likelihood of each law (Poisson, parts joined until a few ends), and the number of ends.
+
+    Args:
+        first: interval from which on they count.
+    """
     total = np.zeros(len(table.survival))
     expected, seen, events = np.zeros(len(table.survival)), 0.0, 0.0
     for exposure in exposures:
-        if exposure.ended is None or len(exposure.ages) == 0:
+        if exposure.interval < first or exposure.ended is None or len(exposure.ages) == 0:
             continue
         place = exposure.ages / table.cell
         if (place > CELLS - AT_LIMIT).mean() > 0.5:
@@ -118,40 +130,104 @@ def _shifted(survival: Array, places: Array) -> Array:
     return np.asarray(survival[:, low] * (1 - part) + survival[:, low + 1] * part)
 
 
-def kv_likelihood(table: LawTable, flight: Flight, kv_tokens: Array, prompt_tokens: float) -> Array:
-    """Log-likelihood of each law from KV tokens where ends are not seen: a closed loop is a renewal process.
+@dataclass(frozen=True)
+class LoopFit:
+    """How well each law explains a closed loop whose ends are not seen."""
+
+    log_likelihood: Array
+    events: float
+    """Answers that it rests on."""
+    prompt_tokens: Array
+    """Mean of a prompt that goes with each law best; NaN: not seen."""
+
+
+def loop_likelihood(table: LawTable, flight: Flight, kv_tokens: Array) -> LoopFit:
+    """A closed loop is a renewal process on the token clock: what it shows of prompts and of the KV cache.
+
+    Each end starts a request whose prompt shows in the prompt tokens; the mean prompt is not known, and the
+    best one is taken for each law. The KV tokens are prompts and ages of those in flight.
 
     Args:
         kv_tokens: in use at the end of each interval; NaN: not seen.
     """
-    groups = np.array_split(np.arange(len(flight.advance)), min(RENEWAL_INTERVALS, len(flight.advance)))
     clock = np.cumsum(flight.advance)
-    at = np.array([clock[g[-1]] for g in groups])
-    level = np.array([flight.readings[g[-1]].running for g in groups])
+    starts, ages, grid = _renewal(table, float(clock[-1]))
+    level = np.array([r.running for r in flight.readings])
+    begun = np.stack([np.interp(clock, grid, row) for row in starts])
+    begun += np.maximum(0.0, clock - grid[-1])[None, :] / table.means()[:, None]
+    began = np.diff(begun, prepend=0.0) * level[None, :]
+    usable = np.arange(len(level)) < flight.plateau
+    free = int(np.argmax(flight.full)) if flight.full.any() else len(level)
+    if free >= FREE_READINGS:
+        usable[free:] = False  # once sequences were preempted their ages are out of step
+    total, prompts, events = _start_fit(began, flight, usable)
+    total = total + _late_fit(table, flight, prompts, free) if free >= FREE_READINGS else total
+    usable &= np.isfinite(kv_tokens) & (kv_tokens > 0) & (level >= 0.9 * level.max()) & ~flight.full
+    if usable.any():
+        held = np.stack([np.interp(clock[usable], grid, row) for row in ages])
+        usual = np.where(np.isfinite(prompts), prompts, USUAL_PROMPT)
+        misses = np.log((held + usual[:, None]) * level[usable][None, :] / kv_tokens[usable][None, :]) / KV_SD
+        total = total - 0.5 * (misses**2).mean(axis=1) * min(KV_READINGS, float(usable.sum()))
+    # While the level holds, no more can have been sent than there are.
+    sent = began[:, : flight.plateau].sum(axis=1)
+    return LoopFit(total - 50.0 * np.maximum(0.0, sent / flight.requests - 1.0), events, prompts)
+
+
+def _late_fit(table: LawTable, flight: Flight, prompts: Array, free: int) -> Array:
+    """Once the cache was full: tokens written for each request that was started are the mean length, about."""
+    late = slice(free, flight.plateau)
+    written = float(sum(r.output_tokens for r in flight.readings[late]))
+    if np.isnan(flight.ended).any():
+        seen = np.array([r.prompt_tokens or 0.0 for r in flight.readings])[late].sum() / np.maximum(prompts, 1.0)
+    else:
+        seen = np.full(len(prompts), flight.ended[late].sum())
+    seen = np.where(np.isfinite(seen), seen, 0.0)
+    waiting = max((r.waiting for r in flight.readings[late]), default=0.0)
+    spread = np.sqrt(1.0 / np.maximum(seen, 1.0) + LATE_SD**2 + (0.5 * waiting / np.maximum(seen, 1.0)) ** 2)
+    misses = np.log(np.maximum(seen, 1.0) * table.means() / max(written, 1.0)) / spread
+    return np.where(seen > LATE_STARTS, -0.5 * misses**2, 0.0)
+
+
+def _renewal(table: LawTable, longest: float) -> tuple[Array, Array, Array]:
+    """Requests begun and tokens written by those in flight, for one place in flight, on a grid of the clock."""
+    cells = int(min(LOOP_CELLS, max(4.0, np.ceil(longest / table.cell) + 1)))
     members = len(table.survival)
-    starts = np.zeros((members, len(at) + 1))
-    begun = np.concatenate([[0.0], at])
-    starts[:, 0] = level[0]
-    total, used = np.zeros(members), 0
-    before = np.full(members, level[0])
-    for i, now in enumerate(at):
-        ages = now - (begun[: i + 1] + np.concatenate([[0.0], at[:i]])) / 2 if i else np.array([now])
-        ages[0] = now
-        alive = starts[:, : i + 1] * _shifted(table.survival, np.clip(ages / table.cell, 0.0, CELLS))
-        count = alive.sum(axis=1)
-        starts[:, i + 1] = np.maximum(0.0, level[i] - count)
-        held = (alive * (ages + prompt_tokens)).sum(axis=1) + starts[:, i + 1] * prompt_tokens
-        seen = kv_tokens[groups[i][-1]]
-        if np.isfinite(seen) and seen > 0:
-            total -= 0.5 * (np.log(np.maximum(held, 1.0) / seen) / KV_SD) ** 2
-            used += 1
-        before = count
-    total *= min(1.0, KV_READINGS / max(1, used))
-    # Nothing is over while the level holds: no more can have been sent than there are.
-    sent = starts.sum(axis=1)
-    return total - 50.0 * np.maximum(0.0, sent / flight.requests - 1.0)
+    mass = table.survival[:, :-1] - table.survival[:, 1:]
+    starts = np.zeros((members, CELLS + cells))
+    starts[:, CELLS] = 1.0
+    backward = mass[:, ::-1]
+    for i in range(1, cells):
+        starts[:, CELLS + i] = (starts[:, i : CELLS + i] * backward).sum(axis=1)
+    aged = (table.survival * (np.arange(CELLS + 1) + 0.0) * table.cell)[:, ::-1]
+    padded = np.concatenate([np.zeros((members, 1)), starts], axis=1)
+    ages = np.stack([(padded[:, i : CELLS + 1 + i] * aged).sum(axis=1) for i in range(1, cells + 1)], axis=1)
+    return np.cumsum(starts[:, CELLS:], axis=1), ages, np.arange(cells) * table.cell
 
 
-def choose(log_likelihoods: Array, events: float, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-    """Members drawn from the posterior."""
-    return resample(weigh(log_likelihoods, events), count, rng)
+def _start_fit(began: Array, flight: Flight, usable: npt.NDArray[np.bool_]) -> tuple[Array, Array, float]:
+    """Likelihood of the starts that are seen, the mean prompt that goes with each law, and how many starts.
+
+    Starts are seen as such where ends are; else as prompt tokens, with the best mean prompt for each law.
+    """
+    members = len(began)
+    prompts = np.full(members, np.nan if flight.prompt_tokens is None else flight.prompt_tokens)
+    known = not np.isnan(flight.ended).any()
+    if not usable.any() or (not known and any(r.prompt_tokens is None for r in flight.readings)):
+        return np.zeros(members), prompts, 1.0
+    growth = np.diff(np.array([r.running for r in flight.readings]), prepend=0.0)
+    seen = flight.ended + growth if known else np.array([r.prompt_tokens or 0.0 for r in flight.readings])
+    index = np.nonzero(usable)[0]
+    # The start tells the prompts from the lengths, all the rest only their ratio: keep the start fine.
+    edges = np.concatenate([[0], np.geomspace(1, len(index), LOOP_GROUPS).round()])
+    edges = np.unique(edges.astype(int))[:-1] if len(index) > 1 else np.array([0])
+    grouped = np.add.reduceat(seen[index], edges)
+    counts = np.maximum(np.add.reduceat(began[:, index], edges, axis=1), 0.3)
+    variance = (1.0 if known else PROMPT_SPREAD) * counts + (START_SD * counts) ** 2
+    mean = np.ones(members)
+    if not known:
+        if grouped.sum() <= 0:
+            return np.zeros(members), prompts, 1.0
+        mean = (grouped[None, :] * counts / variance).sum(axis=1) / (counts**2 / variance).sum(axis=1)
+        prompts = mean
+    errors = (grouped[None, :] / mean[:, None] - counts) ** 2 / variance + np.log(variance)
+    return -0.5 * errors.sum(axis=1), prompts, float(grouped.sum() / np.median(mean))

@@ -8,6 +8,7 @@ gives each at its age.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ AT_ONCE = 0.97
 """So large a share of all requests in flight at the peak: all were sent at once."""
 FLAT = 0.03
 """The number in flight counts as constant within so much."""
+FULL_KV = 0.97
+"""KV use from which preemption must be expected."""
 PARTS = 48
 """An interval in which more than the output limit over this is written by each is cut into parts."""
 DRAINING = 0.95
@@ -44,8 +47,10 @@ class Flight:
     """A closed loop that has sent everything."""
     advance: Array
     """Tokens that each running sequence wrote, one an interval."""
-    ended: Array | None
-    """Answers that ended, one an interval; ``None``: not seen."""
+    ended: Array
+    """Answers that ended, one an interval; NaN: not seen."""
+    plateau: int
+    """So many of the first intervals are limited from outside (a queue, a client): each end starts another one."""
     prompt_tokens: float | None
     """Mean of a prompt; ``None``: not seen."""
 
@@ -55,7 +60,12 @@ class Flight:
         last = self.readings[-1].in_flight
         if self.at_once or self.draining:
             return self.requests - last
-        return None if self.ended is None else float(self.ended.sum())
+        return None if np.isnan(self.ended).any() else float(self.ended.sum())
+
+    @property
+    def full(self) -> npt.NDArray[np.bool_]:
+        """Whether the KV cache was full, one an interval: what waits then may have run before."""
+        return np.array([(r.kv_highest or 0.0) >= FULL_KV for r in self.readings])
 
 
 def read_flight(readings: Sequence[Reading], requests: int) -> Flight:
@@ -71,7 +81,12 @@ def read_flight(readings: Sequence[Reading], requests: int) -> Flight:
     advance = written / np.maximum(0.5, (running + before) / 2)
     concurrency = requests if at_once else round(float(np.median(flight[flight >= peak * (1 - 2 * FLAT)])))
     draining = not at_once and _drains(flight, concurrency)
-    prompts = _mean_prompt(readings, requests if at_once else None)
+    ended = _ended(readings, flight, requests, at_once)
+    if at_once:
+        queued = [i for i, r in enumerate(readings) if r.waiting > 0]
+        plateau = queued[-1] + 1 if queued and readings[0].waiting > 0.05 * flight[0] else 0
+    else:
+        plateau = int(np.nonzero(flight >= DRAINING * concurrency)[0][-1]) + 1
     return Flight(
         readings=tuple(readings),
         requests=requests,
@@ -79,8 +94,9 @@ def read_flight(readings: Sequence[Reading], requests: int) -> Flight:
         at_once=at_once,
         draining=draining,
         advance=advance,
-        ended=_ended(readings, flight, requests, at_once, prompts),
-        prompt_tokens=prompts,
+        ended=ended,
+        plateau=plateau,
+        prompt_tokens=_mean_prompt(readings, ended, at_once, requests),
     )
 
 
@@ -92,37 +108,39 @@ def _drains(flight: Array, concurrency: int) -> bool:
     )
 
 
-def _mean_prompt(readings: Sequence[Reading], requests: int | None) -> float | None:
-    """From the burst at the start: prompt tokens until their rate falls, over the requests that were started."""
-    if any(r.prompt_tokens is None for r in readings[:2]):
+def _mean_prompt(readings: Sequence[Reading], ended: Array, at_once: bool, requests: int) -> float | None:
+    """Where starts are seen: prompt tokens over the requests that were started."""
+    if np.isnan(ended).any() or any(r.prompt_tokens is None for r in readings):
         return None
-    rates = np.array([(r.prompt_tokens or 0.0) / r.span_s for r in readings])
-    if rates.max(initial=0.0) <= 0:
-        return None
-    burst = int(np.argmax(rates[:12]))
-    while burst + 1 < len(rates) and rates[burst + 1] > 0.4 * rates[burst]:
-        burst += 1
-    tokens = sum(r.prompt_tokens or 0.0 for r in readings[: burst + 1])
-    ended = sum(r.completions or 0.0 for r in readings[: burst + 1])
-    started = max(readings[burst].running + ended, 1.0)
-    if requests is not None and readings[burst].waiting == 0:
-        started = float(requests)
-    return tokens / started
+    # What waits once the cache was full may have started before.
+    full = next((i for i, r in enumerate(readings) if (r.kv_highest or 0.0) >= FULL_KV), len(readings))
+    last = max(0, full - 1)
+    tokens = sum(r.prompt_tokens or 0.0 for r in readings[: last + 1])
+    started = requests - readings[last].waiting
+    if not at_once:
+        started = readings[last].running + float(ended[: last + 1].sum())
+    return tokens / started if tokens > 0 and started > 0 else None
 
 
-def _ended(
-    readings: Sequence[Reading], flight: Array, requests: int, at_once: bool, prompts: float | None
-) -> Array | None:
+def _ended(readings: Sequence[Reading], flight: Array, requests: int, at_once: bool) -> Array:
     if at_once:
-        return np.maximum(0.0, -np.diff(np.concatenate([[float(requests)], flight])))
+        return np.maximum(0.0, -np.diff(flight, prepend=float(requests)))
     if any(r.completions is not None for r in readings):
         return np.array([r.completions or 0.0 for r in readings])
-    if prompts is None or any(r.prompt_tokens is None for r in readings):
-        return None
-    # In a closed loop each end starts a request: its prompt shows. The first burst is no end.
-    started = np.array([r.prompt_tokens or 0.0 for r in readings]) / prompts
-    growth = np.diff(np.concatenate([[0.0], flight]))
-    return np.maximum(0.0, started - growth)
+    return np.full(len(readings), np.nan)
+
+
+def with_prompts(flight: Flight, prompt_tokens: float) -> Flight:
+    """A closed loop whose prompts are known: each that was computed replaced an answer that ended.
+
+    Once the cache was full new requests wait behind preempted ones: from then on ends stay unseen.
+    """
+    readings = flight.readings
+    started = np.array([r.prompt_tokens or 0.0 for r in readings]) / prompt_tokens
+    growth = np.diff(np.array([r.in_flight for r in readings]), prepend=0.0)
+    waits = np.maximum.accumulate(flight.full & np.array([r.waiting > 0 for r in readings]))
+    ended = np.where(waits, np.nan, np.maximum(0.0, started - growth))
+    return dataclasses.replace(flight, ended=ended, prompt_tokens=prompt_tokens)
 
 
 @dataclass
@@ -139,8 +157,9 @@ class Population:
 
 @dataclass(frozen=True)
 class Exposure:
-    """One interval: those that ran, by their age, and how many ended."""
+    """A part of an interval: those that ran, by their age, and how many ended."""
 
+    interval: int
     ages: Array
     advance: float
     ended: float | None
@@ -164,7 +183,7 @@ def replay(
     for i, reading in enumerate(flight.readings):
         parts = max(1, math.ceil(float(flight.advance[i]) / (max_tokens / PARTS)))
         advance = float(flight.advance[i]) / parts
-        ended = None if flight.ended is None else float(flight.ended[i]) / parts
+        ended = None if math.isnan(flight.ended[i]) else float(flight.ended[i]) / parts
         for part in range(1, parts + 1):
             at = part / parts
             runs = before.running + (reading.running - before.running) * (at - 0.5 / parts)
@@ -172,7 +191,7 @@ def replay(
             count = min(len(ages), max(1, round(runs))) if before.waiting + reading.waiting else len(ages)
             seen = ages[:count].copy()
             chances = chance(seen, advance)
-            exposures.append(Exposure(seen, advance, ended))
+            exposures.append(Exposure(i, seen, advance, ended))
             if ended is None:
                 ends = _systematic(chances, rng)
             else:
@@ -193,6 +212,11 @@ def replay(
         before, in_flight = reading, reading.in_flight
         sums.append(float(ages[: round(reading.running)].sum()))
     running = min(len(ages), round(flight.readings[-1].running))
+    if flight.prompt_tokens and np.isnan(flight.ended).any():
+        # Prompts tell how many were started; of those that wait some may not have been.
+        started = sum(r.prompt_tokens or 0.0 for r in flight.readings) / flight.prompt_tokens
+        sent = min(flight.requests, max(sent, round(started)))
+        sent = max(len(ages), min(sent, round(started + flight.readings[-1].waiting)))
     return Population(ages=ages, running=running, sent=sent), exposures, np.array(sums)
 
 

@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import numpy.typing as npt
 
-from autotune.evaluation.follow_law import LawTable
+from autotune.evaluation.follow_draws import LawDraws
 from autotune.evaluation.follow_replay import Flight, replay
 from autotune.evaluation.follow_series import RunSeries
 from autotune.physics.fluid import RECOMPUTED
@@ -42,16 +42,14 @@ def kv_in_use(series: RunSeries, flight: Flight) -> Array:
     return usage * capacity if capacity else np.full(len(usage), np.nan)
 
 
-def kv_capacity(
-    series: RunSeries, flight: Flight, table: LawTable, chosen: npt.NDArray[np.intp], max_tokens: int
-) -> float | None:
+def kv_capacity(series: RunSeries, flight: Flight, draws: LawDraws, max_tokens: int) -> float | None:
     """Tokens over all engines: as logged, else from the KV use and what those in flight have written."""
     if series.kv_capacity_tokens:
         return float(series.kv_capacity_tokens)
     rng = np.random.default_rng(1)
     found = []
-    for law in chosen[:8]:
-        _, _, sums = replay(flight, lambda a, d, i=int(law): table.chance(i, a, d), max_tokens, rng)  # type: ignore[misc]
+    for number in range(min(8, len(draws.chosen))):
+        _, _, sums = replay(draws.flights[number], draws.chance(number), max_tokens, rng)
         estimate = _capacity(flight, sums)
         if estimate:
             found.append(estimate)

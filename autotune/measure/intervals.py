@@ -11,7 +11,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from autotune.measure.rate import Rate
+from autotune.measure.rate import Rate, t975
 from autotune.measure.stationary import LongRun
 from autotune.physics.lengths import AnswerLengths
 from autotune.physics.steptime import StepModel
@@ -44,8 +44,11 @@ def given_the_lengths(rate: Rate, correction_sd: float = 0.0) -> Reach | None:
     """95 % reach of one window's rate when the lengths are as assumed; ``None``: too few readings."""
     if rate.half_width is None or rate.per_s <= 0:
         return None
-    unseen = Z * math.sqrt(START_SD**2 + LOAD_SD**2 + correction_sd**2)
-    half = math.hypot(rate.half_width / rate.per_s, unseen)
+    seen = (rate.half_width / rate.per_s / t975(rate.freedom)) ** 2
+    variance = seen + START_SD**2 + LOAD_SD**2 + correction_sd**2
+    # Only what was seen is an estimate from few batches (Welch and Satterthwaite).
+    freedom = variance**2 * rate.freedom / seen**2 if seen > 0 else math.inf
+    half = t975(freedom) * math.sqrt(variance)
     return Reach(low=math.exp(-half), high=math.exp(half))
 
 

@@ -104,6 +104,7 @@ def stationary_load(
     ids: Sequence[int],
     slots: int | None = None,
     first: int = 0,
+    max_model_len: int | None = None,
 ) -> StationaryLoad:
     """A load with ``concurrency`` in flight that starts in its steady state.
 
@@ -120,6 +121,7 @@ def stationary_load(
         slots: requests that the server works on at once (``max_num_seqs``); what is beyond them waits in its
             queue, where every request is fresh. ``None``: not known, as many as are in flight.
         first: prompt with which to begin.
+        max_model_len: prompt and answer together are no longer than this.
 
     Raises:
         ValueError: no prompt, or no id to make text of.
@@ -132,8 +134,8 @@ def stationary_load(
     lengths = fresh_lengths(law, rng)
     asked = _asked(prompts, first, salt)
     text = _Text(ids, [age for _, age in pairs], salt)
-    aged = [_request(*next(asked), length, text.of(age)) for length, age in pairs]
-    fresh = [_request(*next(asked), next(lengths), ()) for _ in range(concurrency - batch + refill)]
+    aged = [_request(*next(asked), length, age, text, max_model_len) for length, age in pairs]
+    fresh = [_request(*next(asked), next(lengths), 0, text, max_model_len) for _ in range(concurrency - batch + refill)]
     return StationaryLoad(
         start=(*aged, *fresh[: concurrency - batch]),
         refill=tuple(fresh[concurrency - batch :]),
@@ -165,13 +167,17 @@ def _asked(prompts: Sequence[Prompt], first: int, salt: str) -> Iterator[tuple[P
         yield prompt, f"{prompt.id}{mark}", f"{salt}{mark}"
 
 
-def _request(prompt: Prompt, name: str, salt: str, length: int, text: Sequence[int]) -> Request:
-    """An answer of ``length`` tokens of which as many as ``text`` has are written."""
-    age = len(text)
-    written = prompt.answer[:age] if len(prompt.answer) >= age else text
+def _request(
+    prompt: Prompt, name: str, salt: str, length: int, age: int, text: _Text, max_model_len: int | None
+) -> Request:
+    """An answer of ``length`` tokens of which the first ``age`` are written."""
+    if max_model_len is not None:
+        length = max(1, min(length, max_model_len - len(prompt.tokens)))
+        age = min(age, length - 1)
+    written = prompt.answer[:age] if len(prompt.answer) >= age else text.of(age)
     return Request(
         id=name,
-        prompt=(*prompt.tokens, *written) if age else prompt.tokens,
+        prompt=(*prompt.tokens, *written) if written else prompt.tokens,
         prompt_tokens=len(prompt.tokens),
         context_tokens=age,
         max_tokens=length - age,
@@ -189,6 +195,6 @@ class _Text:
         self._next = 0
 
     def of(self, tokens: int) -> Sequence[int]:
-        """So many tokens."""
+        """So many tokens, for one request."""
         begin, self._next = self._next, self._next + BLOCK
         return self._ids[begin : begin + tokens]

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.physics.advice import advise_when_nothing_fits
 from autotune.physics.gpus import GIB
+from autotune.physics.layout import whole
 from autotune.physics.memory import adjusted
 from autotune.planning.knowledge import Knowledge
 from autotune.planning.ranking import PlannedRun, Prediction
 from autotune.records.settings import Settings
 
 SCHEMA = "autotune/plan/1"
+REASONS = 3
+"""Most reasons that are told where every layout is refused for its own."""
 
 
 def plan_data(knowledge: Knowledge, predictions: Sequence[Prediction], fixed: Settings) -> dict[str, Any]:
@@ -22,7 +26,7 @@ def plan_data(knowledge: Knowledge, predictions: Sequence[Prediction], fixed: Se
         "model": {
             "parameters": card.parameters,
             "weight_bytes": card.weight_bytes(),
-            "kv_bytes_per_token": card.kv_bytes_per_token(str(fixed.get("kv_cache_dtype") or "auto")),
+            "kv_bytes_per_token": round(card.kv_bytes_per_token(str(fixed.get("kv_cache_dtype") or "auto"))),
         },
         "gpus": {
             "name": hardware.gpu.name,
@@ -79,6 +83,19 @@ def plan_text(knowledge: Knowledge, predictions: Sequence[Prediction], fixed: Se
         lines += ["", "does not fit:"] if fitting else ["does not fit:"]
         lines += [f"  TP {p.settings['tensor_parallel_size']} x DP {_dp(p)}: {p.reason}" for p in refused]
     return "\n".join(lines) + "\n"
+
+
+def what_would_fit(knowledge: Knowledge, predictions: Sequence[Prediction], fixed: Settings) -> list[str]:
+    """Where nothing fits: what would, or, where the flags themselves are refused, why.
+
+    Raises:
+        InputError: no memory of the cards is free at all.
+    """
+    by_layout = [prediction for prediction in predictions if not knowledge.fit(prediction.settings).breakdown.weights]
+    if len(by_layout) == len(predictions):
+        return list(dict.fromkeys(str(prediction.reason) for prediction in by_layout))[:REASONS]
+    length = whole(fixed, "max_model_len", knowledge.card.max_model_len)
+    return list(advise_when_nothing_fits(knowledge.card, knowledge.hardware, length, fixed, knowledge.memory).lines)
 
 
 def _row(prediction: Prediction) -> tuple[str, ...]:

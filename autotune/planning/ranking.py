@@ -18,7 +18,7 @@ from autotune.physics.steptime import StepModel
 from autotune.planning.knowledge import Knowledge
 from autotune.planning.space import layouts
 from autotune.records.measurement import BottleneckKind
-from autotune.records.settings import Settings
+from autotune.records.settings import FlagValue, Settings
 
 DRAWS = 24
 """Draws of constants and lengths behind an interval."""
@@ -94,7 +94,7 @@ def rank_layouts(
     """The best start of each TP x DP, ranked: what a search would begin with.
 
     Settings are complete (``fixed`` included). The rest is left to vLLM's defaults, except ``max_num_seqs`` where
-    the default would keep out what the KV cache could hold.
+    the default would keep out what the KV cache could hold, and expert parallelism where only it fits.
 
     Raises:
         InputError: as ``rank``.
@@ -102,15 +102,22 @@ def rank_layouts(
     kept = fixed or Settings()
     starts = [Settings({**kept, **layout}) for layout in layouts(knowledge.hardware.count, kept)]
     found = rank(knowledge, starts, run, draws=draws, seed=seed)
-    if "max_num_seqs" in kept:
-        return found
-    wider = [p.settings.with_(max_num_seqs=MORE_SEQS) for p in found if p.bottleneck == "sequences"]
-    best: dict[Settings, Prediction] = {}
-    for prediction in (*found, *rank(knowledge, wider, run, draws=draws, seed=seed)):
-        layout = prediction.settings.with_(max_num_seqs=None)
+    changed = [p.settings.with_(**more) for p in found if (more := _remedy(p, knowledge, kept))]
+    best: dict[tuple[object, object], Prediction] = {}
+    for prediction in (*found, *rank(knowledge, changed, run, draws=draws, seed=seed)):
+        layout = prediction.settings["tensor_parallel_size"], prediction.settings["data_parallel_size"]
         if layout not in best or (prediction.makespan_s or math.inf) < (best[layout].makespan_s or math.inf):
             best[layout] = prediction
     return _sorted(best.values())
+
+
+def _remedy(prediction: Prediction, knowledge: Knowledge, kept: Settings) -> dict[str, FlagValue]:
+    """Flags that may help a start which vLLM's defaults hold back; those that are ``kept`` stay."""
+    if prediction.bottleneck == "sequences" and "max_num_seqs" not in kept:
+        return {"max_num_seqs": MORE_SEQS}
+    if not prediction.fits and knowledge.card.experts and "enable_expert_parallel" not in kept:
+        return {"enable_expert_parallel": True}
+    return {}
 
 
 def _sorted(predictions: Iterable[Prediction]) -> tuple[Prediction, ...]:
@@ -154,6 +161,7 @@ def _predict(
             engines=fit.engines,
         )
         factors.append(math.log(one.makespan_s / best.makespan_s))
+    makespan_s = max(best.makespan_s, _longest_s(model, law, prompt, run.requests))
     chance_sd = law.sd / law.mean / math.sqrt(run.requests)
     centre, spread = spread_of(factors, chance_sd, SIMULATOR_SD)
     reach = student_quantile(len(laws) - 1) * spread
@@ -165,9 +173,9 @@ def _predict(
         kv_capacity_tokens=fit.kv_capacity_tokens,
         concurrency=concurrency,
         output_tokens_per_s=best.output_tokens_per_s,
-        makespan_s=best.makespan_s,
-        low_s=best.makespan_s * math.exp(min(0.0, centre - reach)) if laws else None,
-        high_s=best.makespan_s * math.exp(max(0.0, centre + reach)) if laws else None,
+        makespan_s=makespan_s,
+        low_s=makespan_s * math.exp(min(0.0, centre - reach)) if laws else None,
+        high_s=makespan_s * math.exp(max(0.0, centre + reach)) if laws else None,
         bottleneck=_bottleneck(model, limits, best, concurrency, fit.engines, prompt, law),
     )
 
@@ -184,6 +192,12 @@ def limits_of(knowledge: Knowledge, flags: Settings, kv_tokens: int, run: Planne
         held = fit.kv_capacity_at(round(run.prompts.mean + run.answers.law.age_mean))
         kv_tokens = max(kv_tokens, round(kv_tokens * held / max(1, fit.kv_capacity_tokens)))
     return engine_limits(card, knowledge.hardware, flags, kv_tokens)
+
+
+def _longest_s(model: StepModel, law: LengthLaw, prompt: float, requests: int) -> float:
+    """Time of the longest answer there will probably be, alone: a fluid of a handful of requests runs dry too soon."""
+    longest = law.quantile(1.0 - 0.5 / requests)
+    return longest * model.step_s(1, prompt + longest / 2)
 
 
 def _bottleneck(

@@ -117,11 +117,12 @@ def parallel_layouts(gpus: int) -> tuple[tuple[int, int], ...]:
 
 def layouts(gpus: int, fixed: Mapping[str, FlagValue]) -> tuple[Settings, ...]:
     """One candidate for each TP x DP; those that ``fixed`` names are not varied."""
-    found: dict[Settings, None] = {}
-    for tp, dp in parallel_layouts(gpus):
-        flags = {"tensor_parallel_size": tp, "data_parallel_size": dp}
-        found[Settings({**flags, **{name: fixed[name] for name in flags if name in fixed}})] = None
-    return tuple(found)
+    kept = {name: fixed[name] for name in ("tensor_parallel_size", "data_parallel_size") if name in fixed}
+    pairs = [{"tensor_parallel_size": tp, "data_parallel_size": dp, **kept} for tp, dp in parallel_layouts(gpus)]
+    found = list(dict.fromkeys(Settings(pair) for pair in pairs))
+    fitting = parallel_fits(gpus)
+    # A layout that is asked for but needs more GPUs than there are is kept: its reason is told.
+    return tuple(s for s in found if fitting(s) is None) or tuple(found[-1:])
 
 
 def needed_len(card: ModelCard, max_tokens: int, longest_prompt: int) -> int:

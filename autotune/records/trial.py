@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from autotune.records.lengths import Lengths
 from autotune.records.measurement import Measurement
 from autotune.records.observation import Capacity, Failure
 from autotune.records.settings import Settings
@@ -13,7 +14,8 @@ from autotune.records.settings import Settings
 TrialState = Literal["COMPLETE", "PRUNED", "FAIL"]
 """Optuna's words: PRUNED = the configuration failed (data), FAIL = no verdict on it (our fault, invalid)."""
 
-TrialKind = Literal["baseline", "search", "confirm", "measure"]
+TrialKind = Literal["baseline", "search", "confirm", "measure", "probe"]
+"""``probe``: only the lengths of answers are found out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,16 @@ class MeasureSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeSpec:
+    """How answers' lengths are found out where nobody knows them: real answers to a sample of the questions."""
+
+    questions: int = 128
+    """Seeded, stratified; 64 at least (the workload's own number where it has fewer)."""
+    limit_s: float = 300.0
+    """The probe ends after so long; answers still running then count as longer than what they have."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConcurrencyPlan:
     """Which loads are tried inside one server start."""
 
@@ -118,6 +130,9 @@ class ConcurrencyPlan:
     """A step that gains less ends the climb."""
     refine: int = 1
     """Loads spent between the best step and its neighbours after the climb."""
+    calibrate: bool = False
+    """First about 8 and about 64 in flight, where ``values`` are not near them: the speed of small batches cannot
+    be told from full ones, and the tail of a run lives there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +153,14 @@ class TrialTask:
     label: str | None = None
     """What the trial is in words: ``vLLM defaults``."""
     trial_limit_s: float | None = None
+    lengths: Lengths | None = None
+    """Of answers and prompts, observed before; with them loads start in their steady state."""
+    law: str | None = None
+    """A shipped law of the answers' lengths by name, instead of ``lengths``."""
+    probe: ProbeSpec | None = None
+    """Where lengths are not known: find them out first, inside this start. ``None``: loads start fresh."""
+    answers: str | None = None
+    """Folder in which the probe's answers are kept; ``None``: they are not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +193,13 @@ class TrialResult:
     """What the study minimises, seconds."""
     resolved: Mapping[str, object] | None = None
     """What the server says of its own configuration (``/server_info``)."""
+    lengths: Lengths | None = None
+    """What this trial's probe found."""
+    step_s: Mapping[str, float] | None = None
+    """Step constants of one engine, fitted to the loads: ``t0_s``, ``sequence_s``, ``kv_token_s``,
+    ``prefill_token_s``, ``beyond_s``, and ``rms``, the relative error they leave; ``None``: too few loads."""
+    notes: tuple[str, ...] = ()
+    """What the reader of the result should know."""
 
     @property
     def measurement(self) -> Measurement | None:

@@ -1,4 +1,4 @@
-"""Counts prompt tokens as the server will see them: chat template applied."""
+"""Prompts as token ids, as the server will see them: chat template applied."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from autotune.records.load import Message
 from autotune.workloads.base import Question
 from autotune.workloads.quiet import quiet
 
-Remote = Callable[[Sequence[Message]], int | None]
-"""Counts one conversation elsewhere: the server's ``/tokenize``; ``None`` where it cannot."""
+Remote = Callable[[Sequence[Message]], Sequence[int] | None]
+"""Tokenises one conversation elsewhere: the server's ``/tokenize``; ``None`` where it cannot."""
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
 """What transformers raises for a tokenizer that is missing, gated, broken, or needs code of its own."""
 
 
 class TokenCounter:
-    """Counts with the model's own tokenizer, or with the server where there is none here."""
+    """Tokenises with the model's own tokenizer, or with the server where there is none here."""
 
     def __init__(
         self,
@@ -41,7 +41,12 @@ class TokenCounter:
         self._remote = remote
 
     def count(self, questions: Sequence[Question]) -> dict[str, int] | None:
-        """Prompt tokens by question id; ``None`` where neither a tokenizer nor a server can tell.
+        """Prompt tokens by question id; ``None``, errors: as ``ids``."""
+        ids = self.ids(questions)
+        return None if ids is None else {name: len(tokens) for name, tokens in ids.items()}
+
+    def ids(self, questions: Sequence[Question]) -> dict[str, tuple[int, ...]] | None:
+        """Token ids by question id; ``None`` where neither a tokenizer nor a server can tell.
 
         The tokenizer comes from the folder or the local cache, else from the hub. Prompts that are token ids
         already need none.
@@ -49,26 +54,34 @@ class TokenCounter:
         Raises:
             InputError: the model's chat template refuses the messages.
         """
-        counts = {q.id: len(q.prompt) for q in questions if q.prompt is not None}
+        given = {q.id: q.prompt for q in questions if q.prompt is not None}
         chats = [q for q in questions if q.prompt is None]
         if not chats:
-            return counts
+            return given
         tokenizer = _tokenizer(self._model)
-        lengths = self._count_there(chats) if tokenizer is None else self._count_here(tokenizer, chats)
-        if lengths is None:
+        found = self._there(chats) if tokenizer is None else self._here(tokenizer, chats)
+        if found is None:
             return None
-        return counts | {q.id: length for q, length in zip(chats, lengths, strict=True)}
+        return given | {q.id: ids for q, ids in zip(chats, found, strict=True)}
 
-    def _count_there(self, chats: Sequence[Question]) -> list[int] | None:
-        lengths: list[int] = []
+    def text_ids(self, text: str) -> tuple[int, ...] | None:
+        """Token ids of plain text, an answer's for instance; ``None`` without a tokenizer here."""
+        tokenizer = _tokenizer(self._model)
+        if tokenizer is None:
+            return None
+        with quiet():
+            return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _there(self, chats: Sequence[Question]) -> list[tuple[int, ...]] | None:
+        found: list[tuple[int, ...]] = []
         for question in chats:
-            length = None if self._remote is None else self._remote(question.messages)
-            if length is None:
+            ids = None if self._remote is None else self._remote(question.messages)
+            if ids is None:
                 return None
-            lengths.append(length)
-        return lengths
+            found.append(tuple(ids))
+        return found
 
-    def _count_here(self, tokenizer: Any, chats: Sequence[Question]) -> list[int]:
+    def _here(self, tokenizer: Any, chats: Sequence[Question]) -> list[tuple[int, ...]]:
         from jinja2.exceptions import TemplateError
 
         conversations = [[{"role": m.role, "content": m.content} for m in q.messages] for q in chats]
@@ -84,7 +97,7 @@ class TokenCounter:
                 f"the chat template of {self._model} refuses these messages: {error}",
                 hint="some models take no system message: put its text into the user message of a JSONL workload",
             ) from error
-        return [len(ids) for ids in encoded["input_ids"]]
+        return [tuple(ids) for ids in encoded["input_ids"]]
 
 
 @functools.cache

@@ -72,6 +72,7 @@ class FakeServer:
         self.name = flags.get("served_model_name", flags["model"])
         self.deaf = False
         self.kv_line = True
+        self.stays = False
         self.dying: str | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self.engines: list[Any] = []
@@ -111,7 +112,7 @@ class FakeServer:
             if fault.boot:
                 fault.boot(self, arg)
         self._check()
-        code = next((fault.child for fault, _ in self.faults if fault.child), "import time; time.sleep(300)")
+        code = next((fault.child for fault, _ in self.faults if fault.child), "import time; time.sleep(1000)")
         # Dies with nobody: as vLLM's engine, it outlives a server that was killed.
         self.child = subprocess.Popen([sys.executable, "-S", "-E", "-c", code])
         self.log(f"Initializing a V1 LLM engine (v{VERSION}) with config: model='{self.flags['model']}'", engine=True)
@@ -230,17 +231,21 @@ class FakeServer:
         if self.dying is None:
             self.dying = kind
             self.hang()
-            if kind in faults.DEATHS:
-                for line in faults.DEATHS[kind][1]:
-                    self.log(line.partition(" ")[2], level="ERROR", engine=True)
-            self.log("EngineCore encountered a fatal error.", level="ERROR", engine=True)
-            self.log("AsyncLLM output_handler failed.", level="ERROR")
-            self.log("EngineDeadError: EngineCore encountered an issue. See stack trace (above).", level="ERROR")
+            if not self.stays:
+                self._last_words(kind)
             if self.child is not None:
                 self.child.kill()
             for engine in self.engines:
                 for sequence in (*engine.running, *engine.waiting):
                     sequence.tokens.put_nowait("dead")
+
+    def _last_words(self, kind: str) -> None:
+        if kind in faults.DEATHS:
+            for line in faults.DEATHS[kind][1]:
+                self.log(line.partition(" ")[2], level="ERROR", engine=True)
+        self.log("EngineCore encountered a fatal error.", level="ERROR", engine=True)
+        self.log("AsyncLLM output_handler failed.", level="ERROR")
+        self.log("EngineDeadError: EngineCore encountered an issue. See stack trace (above).", level="ERROR")
 
     def hang(self) -> None:
         for engine in self.engines:
@@ -256,7 +261,7 @@ class FakeServer:
                     f"Engine core process EngineCore died unexpectedly (exit code: {child.poll()}).", level="ERROR"
                 )
                 self.engine_dies("engine")
-            if self.dying is not None:
+            if self.dying is not None and not self.stays:
                 await asyncio.sleep(0.3)
                 self.print("INFO:     Shutting down")
                 os._exit(0)
@@ -281,6 +286,7 @@ class FakeServer:
 def main(argv: list[str]) -> None:
     if argv[:1] != ["serve"]:
         sys.exit("usage: fake_vllm.py serve MODEL [flags]")
+    signal.alarm(900)  # whatever happens to the test that started it, it does not stay for ever
     server = FakeServer(read_flags(argv[1:]))
     listener = server.boot()
     asyncio.run(server.serve(listener))

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from autotune.engines import nullserver
 from autotune.engines.driver import Target
 
 
 class Null:
     """A running null server; ends with its ``close`` or with the test process."""
 
-    def __init__(self) -> None:
+    def __init__(self, **config: Any) -> None:
+        self._stack = ExitStack()
         script = Path(__file__).with_name("null_server.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.base_url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
+        self.base_url = self._stack.enter_context(nullserver.started(script=script, config=config))
 
     def _post(self, path: str, data: Any = None) -> Any:
         request = urllib.request.Request(self.base_url + path, json.dumps(data).encode(), method="POST")
@@ -50,8 +47,4 @@ class Null:
 
     def close(self) -> None:
         """End the process."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._stack.close()

@@ -26,8 +26,12 @@ from autotune.engines import nullserver
 PLAIN, DROP, DROP_LATE, HANG, ERROR_INSIDE, NO_DONE, NO_FINISH, NO_JSON, ABORTED, HTML = 1, *range(700, 709)
 
 DEFAULTS: dict[str, Any] = {
-    **{"token_s": 0.001, "gate": None, "lengths": None},
-    **{"metrics": "on", "health": 200, "die_after": None},
+    "token_s": 0.001,
+    "gate": None,
+    "lengths": None,
+    "metrics": "on",
+    "health": 200,
+    "die_after": None,
 }
 
 
@@ -91,14 +95,22 @@ class FaultyServer(nullserver.Server):
     def configure(self, config: Mapping[str, Any]) -> None:
         self.config = {**DEFAULTS, **config}
         self.seen: dict[str, Any] = {
-            **{"most": 0, "arrived": [], "ended": 0, "gone": 0, "bodies": [], "headers": {}, "connections": 0},
+            "most": 0,
+            "arrived": [],
+            "begun": 0,
+            "ended": 0,
+            "gone": 0,
+            "bodies": [],
+            "headers": {},
+            "connections": 0,
             "in_flight": [],  # (time.monotonic(), requests here) at each change
         }
 
     def begin(self, answer: nullserver.Answer) -> None:
         lengths = self.config["lengths"]
         if lengths:
-            answer.total = lengths[(len(self.seen["in_flight"]) + len(self.active)) // 2 % len(lengths)]
+            answer.total = lengths[self.seen["begun"] % len(lengths)]
+        self.seen["begun"] += 1
         super().begin(answer)
         self.note()
 
@@ -117,14 +129,16 @@ class FaultyServer(nullserver.Server):
         left = 0 if gate is None else gate["total"] - self.seen["ended"] - self.seen["gone"]
         return gate is None or len(self.active) == min(gate["concurrency"], left)
 
-    def metrics(self) -> bytes:
-        page = super().metrics()
+    def counters(self) -> dict[str, tuple[str, float]]:
+        counters = super().counters()
         if self.config["metrics"] == "frozen":
-            self.generation_tokens = 0
+            counters["generation_tokens_total"] = ("counter", 0)
         if self.config["metrics"] == "busy":
-            here = f"num_requests_running{{engine=\"0\",model_name=\"null\"}} "
-            page = page.replace(f"{here}{len(self.active)}".encode(), f"{here}{len(self.active) + 1}".encode())
-        return {"empty": b"", "broken": b"<html>not metrics {\n"}.get(self.config["metrics"], page)
+            counters["num_requests_running"] = ("gauge", len(self.active) + 1)
+        return counters
+
+    def metrics(self) -> bytes:
+        return {"empty": b"", "broken": b"<html>not metrics {\n"}.get(self.config["metrics"], super().metrics())
 
 
 class FaultyConnection(nullserver.Connection):
@@ -155,7 +169,7 @@ class FaultyConnection(nullserver.Connection):
 
     def complete(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
         seen = self.server.seen
-        seen["headers"] = {**headers, "path": path}
+        seen["headers"] = headers = {**{name: value.lower() for name, value in headers.items()}, "path": path}
         if len(seen["bodies"]) < 50:
             seen["bodies"].append(body)
         fault, *rest = numbers_of(body)

@@ -154,6 +154,11 @@ def no_kv_line(server: Any, arg: str) -> None:
     server.kv_line = False
 
 
+def stay_up(server: Any, arg: str) -> None:
+    """A server whose engine is dead goes on answering; it says nothing of it."""
+    server.stays = True
+
+
 def rename(server: Any, arg: str) -> None:
     ctypes.CDLL(None).prctl(15, b"VLLM::APIServer", 0, 0, 0)
 
@@ -218,6 +223,7 @@ FAULTS: dict[str, Fault] = {
     "ignores_term": Fault(boot=ignore_term),
     "wrong_name": Fault(boot=wrong_name),
     "no_kv_line": Fault(boot=no_kv_line),
+    "stays_up": Fault(boot=stay_up),
     "renamed": Fault(boot=rename),
     "child_setsid": Fault(child=SETSID),
     "child_renamed": Fault(child=RENAMED),

@@ -43,7 +43,7 @@ def random_run(seed: int, *, columns: str = "all") -> Run:
     Args:
         columns: ``all``; ``gauges``: no prompt rate and no capacity, as a CSV of five columns has it.
     """
-    world = random_world(seed)
+    world = random_world(seed, spread=0.6)
     rng = random.Random(seed + 5)
     kind = rng.choice(["at once", "at once", "closed loop", "closed loop", "queue"])
     requests = rng.choice([100, 300, 1000, 2158])

@@ -71,7 +71,7 @@ def random_answers(rng: random.Random, limit: int) -> LengthLaw:
     return law_of([(float(max(1, round(v))), 1.0) for v in values], kind).capped(limit)
 
 
-def random_world(seed: int) -> World:
+def random_world(seed: int, *, spread: float = 1.0) -> World:
     rng = random.Random(seed)
     parameters, kv_bytes, layers, hidden = PARAMETERS[rng.choice(list(PARAMETERS))]
     tp = rng.choice([1, 2, 4, 8] if parameters < 60e9 else [2, 4, 8])
@@ -88,7 +88,7 @@ def random_world(seed: int) -> World:
         gpus=tp,
     )
     common = rng.gauss(0, START_NOISE)
-    truth = start.scaled(**{name: math.exp(rng.gauss(0, sd) + common) for name, sd in WORLD_SD.items()})
+    truth = start.scaled(**{name: math.exp(rng.gauss(0, spread * sd) + common) for name, sd in WORLD_SD.items()})
     limit = rng.choice([2048, 8192, 14_336, 16_384, 32_768])
     answers = random_answers(rng, limit)
     prompts = lognormal_law(mean=rng.choice([150, 300, 1000]), sigma=0.5, max_tokens=4096)

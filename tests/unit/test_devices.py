@@ -37,6 +37,9 @@ class FakeNvml:
         self.owners = owners
         self.lost: set[int] = set()
 
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"570.172.08"
+
     def nvmlDeviceGetCount(self) -> int:
         return len(self.names)
 
@@ -74,6 +77,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     assert devices.gpus() == ()
+    assert devices.driver_version() is None
     assert devices.select(None) == ()
     assert devices.wait_memory_back([make_gpu(0)]) is None
     with pytest.raises(InputError, match="GPU 0, which is not visible"):
@@ -227,6 +231,28 @@ def test_a_lock_vanishes_with_its_process(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["pid"] == pid
     with devices.lock(path, "the next one"):
         assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def ask_holder(path: Path, answer: Any) -> None:
+    answer.put(devices.holder(path))
+
+
+def test_who_holds_a_lock_is_told_without_touching_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert devices.holder(path) is None
+    with devices.lock(path, "autotune search of study night"):
+        before = path.read_text()
+        assert elsewhere(ask_holder, path).startswith(f"autotune search of study night (pid {os.getpid()} on")
+        assert path.read_text() == before
+        assert elsewhere(try_lock, path) != "held"
+    assert devices.holder(path) is None
+    # One that was killed leaves its name behind, but no lock.
+    elsewhere(hold_and_die, path)
+    assert devices.holder(path) is None
+
+
+def test_the_version_of_the_driver() -> None:
+    assert devices.driver_version(FakeNvml([])) == "570.172.08"
 
 
 def test_a_holder_who_has_not_written_yet(tmp_path: Path) -> None:

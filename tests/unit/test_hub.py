@@ -212,3 +212,17 @@ def test_every_shipped_config_makes_a_card() -> None:
         assert card.parameters > 1e8
         assert card.max_model_len >= 8192
         assert 1 in card.tp_choices(8)
+
+
+def test_a_model_that_is_known_here_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+    def asked(model: str, revision: str | None = None) -> hub.HubModel:
+        raise PrerequisiteError(f"asked for {model}")
+
+    monkeypatch.setattr(hub, "_download", asked)
+    hub.known_config.cache_clear()
+    assert hub.known_config("Qwen/Qwen3-32B").source == "shipped"
+    with pytest.raises(PrerequisiteError, match="asked for org/unheard-of"):
+        hub.known_config("org/unheard-of")
+    hub.known_config.cache_clear()

@@ -49,32 +49,47 @@ def end_orphans(folder: Path, *, grace_s: float = 5.0) -> list[str]:
     Raises:
         AutotuneError: something is still there after SIGKILL.
     """
+    record, family, notes = _left_over(folder)
+    if family is None:
+        return notes
+    lines = [f"ended {words(process)}, left by a run that died ({folder})" for process in family.living()]
+    family.end(grace_s)
+    _write_whole(folder / RECORD, {**record, "ended": True})
+    return lines
+
+
+def orphans(folder: Path) -> list[str]:
+    """What ``end_orphans`` would end, a line for each process, or why it would end nothing."""
+    _, family, notes = _left_over(folder)
+    return notes if family is None else [f"{words(process)} ({folder})" for process in family.living()]
+
+
+def _left_over(folder: Path) -> tuple[dict[str, Any], Family | None, list[str]]:
+    """The record, the processes that a dead run left (``None``: not to be touched), and what to say of it."""
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         recorded = [(entry["pid"], entry["started_s"]) for entry in record["processes"]]
         owner = (record["owner"]["pid"], record["owner"]["started_s"])
         ended, place, host = record["ended"], record["place"], record["host"]
         marker, session = record["marker"], record["session"]
     except FileNotFoundError:
-        return []
+        return {}, None, []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{path} cannot be read ({error}): nothing was ended by it"]
+        return {}, None, [f"{path} cannot be read ({error}): nothing was ended by it"]
     if ended:
-        return []
+        return record, None, []
     if place != _place():
-        return [f"{path} was written on {host}, before a restart or in another container: not looked for here"]
+        line = f"{path} was written on {host}, before a restart or in another container: not looked for here"
+        return record, None, [line]
     if owner[0] != os.getpid() and _matching([owner]):
-        return []
+        return record, None, []
     members = _matching(recorded)
     # A session id is not used again while one of its processes lives.
     still_ours = any(_session(process) == session for process in members)
     family = Family(marker, session if still_ours else None, members)
     family.look(closely=True)
-    lines = [f"ended {words(process)}, left by a run that died ({folder})" for process in family.living()]
-    family.end(grace_s)
-    _write_whole(path, {**record, "ended": True})
-    return lines
+    return record, family, []
 
 
 def _matching(identities: Iterable[tuple[int, float | None]]) -> list[psutil.Process]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from autotune import __version__
 from autotune.engines.flags import check_owned, render
@@ -30,6 +31,8 @@ from autotune.records.trial import EngineSpec
 STOP_S = 5.0
 CHARACTERS = 4
 """Of a token, about: a simulated server has no tokenizer."""
+WORDS = 10_000
+"""Of its vocabulary."""
 TEMPLATE_TOKENS = 5
 """That a chat template puts around a message."""
 
@@ -91,17 +94,25 @@ class SimSession:
         engine.pass_time(seen.t_s, waited=True)
         return seen
 
-    def count_tokens(
+    def token_ids(
         self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, object] | None = None
-    ) -> int | None:
-        """About four characters a token."""
-        return sum(TEMPLATE_TOKENS + len(message.content) // CHARACTERS for message in messages)
+    ) -> tuple[int, ...]:
+        """About four characters a token; equal text gives equal ids."""
+        ids: list[int] = []
+        for message in messages:
+            text = message.content.encode()
+            ids += range(TEMPLATE_TOKENS)
+            ids += (
+                TEMPLATE_TOKENS + crc32(text[at : at + CHARACTERS]) % WORDS
+                for at in range(0, len(text) // CHARACTERS * CHARACTERS, CHARACTERS)
+            )
+        return tuple(ids)
 
     def _answer(self, request: Request) -> Answer:
         """A forced length, else the law's length for this question; cut at the context as vLLM does."""
         prompt = len(request.prompt) if request.prompt is not None else request.prompt_tokens
         if prompt is None:
-            prompt = self.count_tokens(request.messages or ()) or 0
+            prompt = len(self.token_ids(request.messages or ()))
         prompt = max(1, prompt)
         room = self._truth.fit.max_model_len - prompt
         if room < 1:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.physics.closed_loop import ServerSim
+from autotune.physics.closed_loop import ServerSample, ServerSim
 from autotune.physics.simulator import Finished, SimRequest
 from autotune.records.event import Emit, Event
 from autotune.records.load import LoadPlan, Request
@@ -136,7 +136,10 @@ class VirtualLoad:
     @property
     def counters(self) -> Counters:
         """Counters of the server now, earlier loads included."""
-        now, before = self._server.sample, self._before
+        return self._count(self._server.sample)
+
+    def _count(self, now: ServerSample) -> Counters:
+        before = self._before
         hit = self._server.engines[0].limits.hit_share
         again = round(now.recomputed_tokens * hit / (1.0 - hit))  # found in the prefix cache, not computed again
         return Counters(
@@ -202,7 +205,8 @@ class VirtualLoad:
         self._outcomes[index] = replace(self._outcomes[index], ended_s=at_s, error=error)
 
     def _sample(self, t_s: float) -> None:
-        now, counters = self._server.sample, self.counters
+        now = self._server.sample
+        counters = self._count(now)
         self._samples.append(
             Sample(
                 t_s=t_s,

@@ -31,6 +31,8 @@ def refusal(card: ModelCard, hardware: Hardware, settings: Settings, truth: Trut
         return _failure(line), PROCESS_S / 2
     if truth.fit.fits:
         return None
+    if truth.fit.breakdown.weights == 0:  # the layout itself is refused, and no text of vLLM is known for it
+        return Failure(kind="bad_flag", line=f"ValueError: {truth.fit.reason}"), PROCESS_S / 2
     seconds = load_s(card, hardware, settings)
     line = _memory_line(hardware, layout, truth)
     return _failure(line), PROCESS_S if "on startup" in line else seconds
@@ -101,6 +103,9 @@ def _config_line(card: ModelCard, hardware: Hardware, layout: Layout) -> str | N
             f"ValueError: Total number of attention heads ({card.heads}) must be divisible by tensor parallel size "
             f"({layout.tp})."
         )
+    problem = card.tp_problem(layout.tp, layout.dp, layout.expert_parallel)
+    if problem is not None:
+        return f"AssertionError: {problem} (sizes must be divisible by tensor parallel size)"
     if layout.expert_parallel and not card.experts:
         return "ValueError: Number of experts in the model must be greater than 0 when expert parallelism is enabled."
     if layout.engine_gpus > hardware.count:

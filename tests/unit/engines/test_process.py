@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.engines.process import ServerProcess, end_orphans, family, record, server
+from autotune.engines.process import ServerProcess, end_orphans, family, orphans, record, server
 from autotune.engines.process.family import MARKER, Family
 from autotune.errors import AutotuneError, PrerequisiteError
 from tests.fakes import vllm_faults
@@ -290,13 +290,15 @@ class TestOrphans:
     ) -> None:
         left = abandoned(code)
         assert self.while_alive == []
+        named = orphans(tmp_path)
+        assert all(any(f"(pid {pid})" in line for line in named) for pid in left)
         assert all(runs(pid) for pid in left)
         lines = end_orphans(tmp_path, grace_s=0.2)
         assert len(lines) == len(left)
         assert all("left by a run that died" in line for line in lines)
         assert not any(runs(pid) for pid in left)
         assert stranger.poll() is None
-        assert end_orphans(tmp_path) == []
+        assert end_orphans(tmp_path) == orphans(tmp_path) == []
 
     def test_that_were_started_after_the_last_look_are_found_by_session(
         self, abandoned: Callable[[str], list[int]], tmp_path: Path
@@ -333,6 +335,7 @@ class TestOrphans:
         (tmp_path / "process.json").write_text(text)
         (line,) = end_orphans(tmp_path)
         assert "nothing was ended" in line
+        assert orphans(tmp_path) == [line]
 
     def write(self, folder: Path, **changes: object) -> None:
         data = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autotune.engines import startup, vllm
-from autotune.engines.control import Control, ControlError
+from autotune.engines.control import Control, ControlError, ServedModel
 from autotune.engines.driver import drive
 from autotune.engines.launch import HOST, Port
 from autotune.engines.startup import cache_bytes
@@ -112,10 +112,10 @@ def test_tokens_by_the_server(world: World, monkeypatch: pytest.MonkeyPatch) -> 
 
     question = (Message(role="user", content="one two"),)
     with world.engine().session(Settings()) as session:
-        assert session.count_tokens(question) == 5
-        assert session.count_tokens(question, {"enable_thinking": False}) == 5
+        assert len(session.token_ids(question) or ()) == 5
+        assert len(session.token_ids(question, {"enable_thinking": False}) or ()) == 5
         monkeypatch.setattr(Control, "tokenize", refuse)
-        assert session.count_tokens(question) is None
+        assert session.token_ids(question) is None
 
 
 def test_secrets_stay_in_the_environment(world: World) -> None:
@@ -283,6 +283,47 @@ def test_a_death_that_shows_after_the_last_request(world: World) -> None:
     with world.engine("dies_on_request:2:oom").session(Settings()) as session:
         seen = session.observe(mixed_load(1, 1), stop=never)
     assert (seen.end, seen.failure and seen.failure.kind) == ("engine_died", "oom")
+
+
+@pytest.mark.parametrize("requests", [1, 200])
+def test_a_dead_engine_behind_a_server_that_stays(world: World, monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
+    monkeypatch.setattr(vllm, "DEATH_S", 0.1)
+    with world.engine("dies_on_request:2,stays_up").session(Settings()) as session:
+        seen = session.observe(mixed_load(1, requests), stop=never)
+    assert seen.end == "engine_died"
+    assert seen.failure is not None
+    assert "503" in seen.failure.line
+
+
+def test_a_server_that_is_only_slow_to_say_that_it_is_well_is_not_dead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "DEATH_S", 0.1)
+    with world.engine("errors:3").session(Settings()) as session:
+        monkeypatch.setattr(Control, "health", lambda self: None)
+        seen = session.observe(mixed_load(1, 4), stop=never)
+    assert (seen.end, seen.failure) == ("drained", None)
+
+
+def test_a_page_of_counters_or_models_that_fails_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Control.models
+    asked: list[int] = []
+
+    def fail(self: Control) -> str:
+        raise ControlError("GET /metrics: late")
+
+    def fail_once(self: Control) -> tuple[ServedModel, ...]:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ControlError("GET /v1/models: not yet", 500)
+        return real(self)
+
+    monkeypatch.setattr(Control, "metrics", fail)
+    monkeypatch.setattr(Control, "models", fail_once)
+    with world.engine().session(Settings(data_parallel_size=2)) as session:
+        assert session.capacity.engines == 2
+        assert session.capacity.kv_tokens == 2 * 65536
+    assert len(asked) == 2
 
 
 def test_an_engine_that_is_killed_from_outside(world: World) -> None:

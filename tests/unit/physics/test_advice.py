@@ -40,6 +40,18 @@ def test_too_long_for_the_card() -> None:
     assert advice.lines[0].startswith("max_model_len up to")
 
 
+def test_smaller_weights_that_serve_only_less_say_how_much() -> None:
+    qwen = card("Qwen/Qwen3-32B")
+    advice = advise_when_nothing_fits(qwen, parse_gpus("RTX 4090"), 16384)
+    assert not advice.four_bit_weights
+    line = next(line for line in advice.lines if line.startswith("a 4-bit checkpoint"))
+    longest = int(line.rsplit(" ", 1)[1])
+    assert 4096 < longest < 16384
+    assert advise_when_nothing_fits(qwen, parse_gpus("RTX 4090"), longest).four_bit_weights
+    assert not advise_when_nothing_fits(qwen, parse_gpus("RTX 4090"), longest + 16).four_bit_weights
+    assert not any("fp8" in line for line in advice.lines)
+
+
 def test_a_desktop_card_with_a_display() -> None:
     qwen = card("Qwen/Qwen3-8B")  # 15.3 GiB
     desktop = parse_gpus("RTX 4080").with_used(2 * GIB)

@@ -55,6 +55,22 @@ def test_ids_are_of_the_vocabulary_and_no_special_ones(vocab_size: int | None, l
     assert max(ids) - min(ids) > 0.95 * (high - low) - 1
 
 
+def test_a_law_gives_prompts_and_answers_stratified() -> None:
+    source = synthetic.read(WorkloadSpec(name="synthetic", law="hle-reasoning", max_tokens=14_336))
+    answers = [q.max_tokens or 0 for q in source.questions]
+    assert len(answers) == synthetic.LAW_REQUESTS
+    assert abs(np.mean(answers) - 10_024) < 30
+    assert max(answers) == 14_336
+    assert source.provenance["cut_answers"] == pytest.approx(0.3425 * 2158, abs=2)
+    assert abs(source.provenance["mean_prompt_tokens"] - 300) <= 2  # type: ignore[operator]
+    assert source.provenance["source"] == "length law hle-reasoning"
+    assert answers != sorted(answers)
+    few = synthetic.read(WorkloadSpec(name="synthetic", law="hle-reasoning", requests=10))
+    assert len(few.questions) == 10
+    with pytest.raises(InputError, match="no shipped length law"):
+        synthetic.read(WorkloadSpec(name="synthetic", law="mine"))
+
+
 def test_the_number_when_nobody_says() -> None:
     assert len(synthetic.read(replace(SPEC, requests=None)).questions) == synthetic.REQUESTS
 

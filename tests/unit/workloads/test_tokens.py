@@ -71,6 +71,18 @@ def test_counts_with_the_chat_template(model: str) -> None:
     assert TokenCounter(model).count(QUESTIONS) == {"ids": 4, "q0": 3, "q1": 5}
 
 
+def test_ids_are_what_is_counted(model: str) -> None:
+    counter = TokenCounter(model)
+    ids = counter.ids(QUESTIONS)
+    assert ids is not None
+    assert {name: len(tokens) for name, tokens in ids.items()} == counter.count(QUESTIONS)
+    assert ids["ids"] == (5, 6, 7, 8)
+    assert ids["q1"][0] == ids["q0"][0]
+    assert counter.text_ids("two three") == ids["q1"][2:4]
+    assert TokenCounter("nobody/nothing").text_ids("two") is None
+    assert TokenCounter("nobody/nothing", remote=lambda _: (1, 2)).ids(QUESTIONS[:1]) == {"q0": (1, 2)}
+
+
 def test_agrees_with_the_library_one_by_one(model: str) -> None:
     with quiet():
         from transformers import AutoTokenizer
@@ -100,7 +112,7 @@ def test_without_a_tokenizer_the_server_counts(tmp_path: Path, model: str, broke
         (tmp_path / "tokenizer.json").unlink()
     else:
         (tmp_path / "tokenizer.json").write_text(broken)
-    counter = TokenCounter(str(tmp_path), remote=lambda messages: 100 + len(messages[0].content))
+    counter = TokenCounter(str(tmp_path), remote=lambda messages: range(100 + len(messages[0].content)))
     assert counter.count(QUESTIONS) == {"ids": 4, "q0": 103, "q1": 113}
     assert TokenCounter(str(tmp_path)).count(QUESTIONS) is None
 
@@ -108,7 +120,7 @@ def test_without_a_tokenizer_the_server_counts(tmp_path: Path, model: str, broke
 def test_without_a_chat_template_the_server_counts(tmp_path: Path) -> None:
     plain = make_tokenizer(tmp_path, template=None)
     assert TokenCounter(plain).count(QUESTIONS) is None
-    assert TokenCounter(plain, remote=lambda _: 7).count(QUESTIONS) == {"ids": 4, "q0": 7, "q1": 7}
+    assert TokenCounter(plain, remote=lambda _: range(7)).count(QUESTIONS) == {"ids": 4, "q0": 7, "q1": 7}
 
 
 def test_a_server_that_cannot_count() -> None:

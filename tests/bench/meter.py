@@ -1,0 +1,153 @@
+"""Measures a load generator from outside: CPU of its processes from /proc, requests in flight from the server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from autotune.engines.control import Control
+from autotune.engines.scrape import parse
+
+PACE_S = 0.2
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Tree:
+    """CPU of a process and of all that descend from it, those that have ended included."""
+
+    def __init__(self, pid: int) -> None:
+        self._members = {pid}
+        self._session = pid
+        self._ticks: dict[int, int] = {}
+
+    def cpu_s(self) -> float:
+        """Seconds so far; a process that ends between two calls loses what it used since the last one."""
+        stats = {}
+        for place in Path("/proc").iterdir():
+            if place.name.isdigit():
+                try:
+                    stats[int(place.name)] = (place / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+        for pid in sorted(stats):  # parents first, nearly always; a child missed now is found by its session
+            parent, session = int(stats[pid][1]), int(stats[pid][3])
+            if session == self._session or parent in self._members:
+                self._members.add(pid)
+        for pid in self._members & stats.keys():
+            self._ticks[pid] = max(self._ticks.get(pid, 0), int(stats[pid][11]) + int(stats[pid][12]))
+        return sum(self._ticks.values()) / TICKS_PER_S
+
+    def processes(self) -> int:
+        """How many there were."""
+        return len(self._ticks)
+
+
+class Point(NamedTuple):
+    """One reading."""
+
+    t_s: float
+    cpu_s: float
+    tokens: int
+    """Of the server's counter."""
+    here: int
+    """Requests at the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of one client."""
+
+    exit_code: int
+    output: str
+    cpu_s: float
+    """Its whole life: imports, data, load, statistics."""
+    processes: int
+    points: list[Point]
+    """Readings from its start to its end."""
+
+    @property
+    def load_cpu_s(self) -> float:
+        """CPU from the last reading before the first request to the first one after the last answer."""
+        first, last = self._edges()
+        return last.cpu_s - first.cpu_s
+
+    @property
+    def load_s(self) -> float:
+        """Seconds between the same two readings."""
+        first, last = self._edges()
+        return last.t_s - first.t_s
+
+    @property
+    def tokens(self) -> int:
+        """Tokens between the same two readings."""
+        first, last = self._edges()
+        return last.tokens - first.tokens
+
+    @property
+    def cpu_s_per_million(self) -> float:
+        """CPU seconds per million tokens of the load alone."""
+        return 1e6 * self.load_cpu_s / self.tokens
+
+    def _edges(self) -> tuple[Point, Point]:
+        busy = [index for index, point in enumerate(self.points) if point.here]
+        assert busy, f"the client sent nothing: exit {self.exit_code}\n{self.output[-3000:]}"
+        return self.points[max(0, busy[0] - 1)], self.points[min(len(self.points) - 1, busy[-1] + 1)]
+
+
+def run(argv: list[str], base_url: str, *, folder: Path, environment: dict[str, str], timeout_s: float) -> Run:
+    """Run one client to its end and read its CPU and the server's counters beside it."""
+    out = folder / "client.log"
+    points: list[Point] = []
+    with out.open("wb") as log, Control(base_url) as control:
+        client = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        tree, deadline = Tree(client.pid), time.monotonic() + timeout_s
+        while client.poll() is None and time.monotonic() < deadline:
+            page = parse(control.metrics())
+            tokens, here = page.generation_tokens_total or 0, page.running or 0
+            points.append(Point(time.monotonic(), tree.cpu_s(), tokens, here))
+            time.sleep(PACE_S)
+        client.kill()
+        code = client.wait()
+    return Run(
+        exit_code=code,
+        output=out.read_text(errors="replace"),
+        cpu_s=points[-1].cpu_s,
+        processes=tree.processes(),
+        points=points,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlight:
+    """Requests that were at the server at once, from shortly after the first to the last arrival, over time."""
+
+    mean_error: float
+    """Mean over time of |there - asked| / asked."""
+    fewest: int
+    most: int
+
+
+def in_flight(changes: list[tuple[float, int]], asked: int, *, ramp_s: float) -> InFlight:
+    """From the server's changes (time, requests there): after ``ramp_s``, while there was still one to send."""
+    arrivals = [t for (_, before), (t, n) in itertools.pairwise(changes) if n > before]
+    first, last = changes[0][0] + ramp_s, arrivals[-1]
+    off = seconds = 0.0
+    held = []
+    for (start, n), (end, _) in itertools.pairwise(changes):
+        span = min(end, last) - max(start, first)
+        if span > 0:
+            off, seconds = off + span * abs(n - asked) / asked, seconds + span
+            held.append(n)
+    return InFlight(mean_error=off / seconds, fewest=min(held), most=max(held))
