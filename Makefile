@@ -29,7 +29,7 @@ demo-vllm: .venv/installed $(CPU_VLLM) ## the main job on real vLLM on the CPU
 	$(BIN)/autotune apply best --study cpu-smoke --to command
 
 test: .venv/installed $(CPU_VLLM) check ## everything quick, with one short real-vLLM pass of each kind
-	$(BIN)/python -m pytest -m 'not long and not proof and not real_gpu' --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -m 'not long and not proof and not bench and not real_gpu' --cov --cov-report=term:skip-covered
 
 test-long: .venv/installed $(CPU_VLLM) ## kill points, soak, clusters, browser
 	$(BIN)/python -m pytest -m 'long and not proof and not real_gpu' --timeout 1200
@@ -44,11 +44,12 @@ check: .venv/installed ## lint, format, types, architecture, generated docs
 	$(BIN)/python -m pytest -q tests/unit/test_architecture.py -p no:cacheprovider
 	$(BIN)/python docs/generate.py --check
 
-bench: .venv/installed ## speed, as ratios measured side by side in one run
+bench: .venv/installed $(CPU_VLLM) ## the load generator beside others, measured in one run
+	-$(BIN)/python -m tests.bench.rivals
 	$(BIN)/python -m pytest -m bench --timeout 3600 -s
 
 docs: .venv/installed ## docs/cli.md and docs/schemas/ from the source
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf .venv .venv-vllm .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv .venv-vllm .venv-bench-* .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -11,7 +11,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -226,16 +226,12 @@ def lock_gpu(gpu: Gpu, owner: str) -> Iterator[None]:
 
 def holder(path: Path) -> str | None:
     """Who holds a lock file now, in words; ``None``: nobody. Only looks: a free lock is not taken, nor written."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            if not file.read(1):  # emptied by who held it last, so nobody's
-                return None
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        if file.read(1):  # whoever held it last has emptied it
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return _holder(file)
-    except OSError:
-        return None
     return None
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from autotune.errors import InputError
 from autotune.records.settings import Settings
-from autotune.records.trial import ConcurrencyPlan, EngineSpec, MeasureSpec, WorkloadSpec
+from autotune.records.trial import ConcurrencyPlan, EngineSpec, MeasureSpec, ProbeSpec, WorkloadSpec
 
 
 class Knob(BaseModel):
@@ -105,6 +105,8 @@ class StudySpec(BaseModel):
     objective: Literal["makespan", "throughput"] = "makespan"
     lengths: str | None = None
     """File of observed lengths, or a shipped law by name."""
+    probe: ProbeSpec = ProbeSpec()
+    """How lengths are found out where they are not known, inside the first start."""
     allow_output_changes: bool = False
     """Also try knobs that can change answers (fp8 KV cache, quantization)."""
     seed: int = 0
@@ -157,6 +159,7 @@ class StudySpec(BaseModel):
                 "measure",
                 "objective",
                 "requests",
+                "lengths",
                 "base_url",
             },
         )
@@ -194,6 +197,7 @@ def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
         ("workload", WorkloadSpec),
         ("measure", MeasureSpec),
         ("concurrency", ConcurrencyPlan),
+        ("probe", ProbeSpec),
     ):
         content = data.get(section)
         if isinstance(content, dict):

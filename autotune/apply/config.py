@@ -5,6 +5,7 @@ from __future__ import annotations
 import yaml
 
 from autotune.apply.client import client_comments
+from autotune.records.settings import FlagValue
 from autotune.records.winner import Winner
 
 
@@ -13,7 +14,8 @@ def render_yaml(winner: Winner) -> str:
 
     Use it as ``vllm serve --config FILE`` (two words: vLLM does not expand ``--config=FILE``).
     """
-    flags = {"model": winner.model}
-    flags |= {name.replace("_", "-"): value for name, value in {**winner.fixed, **winner.settings}.items()}
+    flags: dict[str, FlagValue] = {"model": winner.model}
+    for name, value in (*winner.fixed.items(), *winner.settings.items()):
+        flags[name.replace("_", "-")] = value
     body = yaml.safe_dump(flags, sort_keys=False, default_flow_style=False, allow_unicode=True)
     return "\n".join(client_comments(winner)) + "\n" + body

@@ -12,9 +12,11 @@ import click
 
 from autotune import __version__
 from autotune.cli.apply import apply
+from autotune.cli.doctor import doctor
 from autotune.cli.logs import log, scrape
 from autotune.cli.measure import measure
 from autotune.cli.plan import plan
+from autotune.cli.probe import probe
 from autotune.cli.report import report
 from autotune.cli.search import search
 from autotune.errors import AutotuneError
@@ -33,7 +35,7 @@ def cli() -> None:
     """
 
 
-for command in (plan, search, apply, measure, report, log, scrape):
+for command in (plan, search, apply, measure, probe, report, log, scrape, doctor):
     cli.add_command(command)
 
 

@@ -9,8 +9,24 @@ from typing import Any
 
 import click
 
-from autotune.cli.types import Duration, server_params, workload_params
-from autotune.cli.wiring import device_list, flag_values, study_spec, workload_options, write_json, write_out
+from autotune.cli.types import (
+    Duration,
+    latency_params,
+    lengths_params,
+    server_params,
+    studies_option,
+    workload_params,
+)
+from autotune.cli.wiring import (
+    device_list,
+    flag_values,
+    latency_options,
+    probe_options,
+    study_spec,
+    workload_options,
+    write_json,
+    write_out,
+)
 from autotune.errors import InputError, NothingStableError
 from autotune.records.codec import RecordError, dumps, encode, loads
 from autotune.records.trial import ConcurrencyPlan, TrialResult, TrialTask
@@ -20,9 +36,10 @@ from autotune.report.tables import why
 @click.command()
 @server_params
 @workload_params
-@click.option(
-    "--set", "flags", multiple=True, metavar="FLAG=VALUE", help="A flag of the server: --set max_num_seqs=256."
-)
+@lengths_params
+@latency_params
+@studies_option
+@click.option("--set", "flags", multiple=True, metavar="FLAG=VALUE", help="A server flag: --set max_num_seqs=256.")
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
@@ -59,6 +76,8 @@ def measure(task: Path | None, as_json: bool, **options: Any) -> None:
     if task is not None:
         write_out(dumps(result) + "\n", None)
         return
+    if result.lengths is not None and record.folder is not None:
+        write_out(dumps(result.lengths) + "\n", Path(record.folder) / "lengths.json")
     if as_json:
         write_json(measure_data(result))
     else:
@@ -108,12 +127,17 @@ def _read_task(path: Path) -> TrialTask:
 
 
 def _task(options: dict[str, Any]) -> TrialTask:
+    from autotune.search.folder import StudyFolder
+    from autotune.search.known_lengths import study_lengths
+
     spec = study_spec(
         None,
         {
-            **{key: options[key] for key in ("model", "engine", "gpus", "vllm_command")},
+            **{key: options[key] for key in ("model", "engine", "gpus", "vllm_command", "lengths", "real_time")},
             "devices": device_list(options["devices"]),
             "fixed": flag_values(options["flags"]),
+            "probe": probe_options(options["probe_limit"], options["probe_time"]),
+            "measure": latency_options(options["max_ttft"], options["max_tpot"]),
             "workload": workload_options(
                 options["workload"],
                 options["dataset_path"],
@@ -126,6 +150,9 @@ def _task(options: dict[str, Any]) -> TrialTask:
     engine = spec.engine_spec()
     window_s = options["window"] or spec.measure.window_s
     folder = options["folder"]
+    known = study_lengths(spec, StudyFolder(options["studies"] / spec.study_name))
+    if known.text is not None:
+        click.echo(known.text, err=True)
     return TrialTask(
         number=0,
         kind="measure",
@@ -135,4 +162,7 @@ def _task(options: dict[str, Any]) -> TrialTask:
         measure=replace(spec.measure, window_s=window_s, window_limit_s=max(window_s, spec.measure.window_limit_s)),
         concurrency=ConcurrencyPlan(values=options["concurrency"]),
         folder=None if folder is None else str(folder),
+        lengths=known.lengths,
+        law=known.law,
+        probe=spec.probe if spec.probe.questions else None,
     )

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from autotune.cli.types import Duration, KeyValue, server_params, studies_option, workload_params
-from autotune.cli.wiring import baseline_option, device_list, flag_values, study_spec, workload_options, write_json
+from autotune.cli.types import (
+    Duration,
+    KeyValue,
+    latency_params,
+    lengths_params,
+    server_params,
+    studies_option,
+    workload_params,
+)
+from autotune.cli.wiring import (
+    baseline_option,
+    device_list,
+    flag_values,
+    latency_options,
+    probe_options,
+    study_spec,
+    workload_options,
+    write_json,
+)
 from autotune.errors import InputError
 from autotune.records.codec import encode
 from autotune.report.tables import forecast_text, gain_text
+from autotune.search.folder import write_whole
 from autotune.spec import StudySpec
 
 
@@ -21,6 +40,8 @@ from autotune.spec import StudySpec
 @click.argument("study_file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @server_params
 @workload_params
+@lengths_params
+@latency_params
 @click.option("--requests", type=click.IntRange(min=1), help="Questions of the planned run. [default: the workload's]")
 @click.option("--trials", type=click.IntRange(min=1), help="Server starts, baselines included. [default: 20]")
 @click.option("--budget", type=Duration(), help="End after so long: 90m, 2h.")
@@ -64,17 +85,23 @@ def run_search(spec: StudySpec, studies: Path) -> Any:
     """Lock, clean up after a killed run, search; returns the winner record."""
     from autotune import devices
     from autotune.engines import end_left_over
+    from autotune.evaluation.loads import asked
     from autotune.executors.local import Local
     from autotune.report.live import Progress
     from autotune.search.folder import StudyFolder
     from autotune.search.loop import Search, check_resume
+    from autotune.workloads import load
 
+    gpus = devices.select(spec.devices) if spec.engine == "vllm" else ()
+    if spec.gpus is None:
+        spec = spec.model_copy(update={"gpus": devices.describe(gpus)})
     folder = StudyFolder(studies / spec.study_name)
     folder.create()
     with ExitStack() as stack:
         stack.enter_context(devices.lock(folder.lock_file, f"autotune search of study {folder.name}"))
+        spec = _keep_stdin(spec, folder.path)
         check_resume(spec, folder.read_spec())
-        gpus = devices.select(spec.devices) if spec.engine == "vllm" else ()
+        load(asked(spec.engine_spec(), spec.workload))  # what is wrong with it is said before a server starts
         for gpu in gpus:
             stack.enter_context(devices.lock_gpu(gpu, f"autotune search of study {folder.name}"))
         progress = Progress(sys.stderr, trials=spec.trials)
@@ -85,6 +112,15 @@ def run_search(spec: StudySpec, studies: Path) -> Any:
         folder.write_spec(spec)
         search = Search(spec, folder, _space(spec, len(gpus)), Local(progress), progress)
         return search.run()
+
+
+def _keep_stdin(spec: StudySpec, folder: Path) -> StudySpec:
+    """Questions from stdin are kept in the study folder: a resumed search has no stdin any more."""
+    if spec.workload.path != "-":
+        return spec
+    kept = folder / "questions.jsonl"
+    write_whole(kept, sys.stdin.read())
+    return spec.model_copy(update={"workload": replace(spec.workload, path=str(kept))})
 
 
 def _space(spec: StudySpec, visible: int) -> Any:
@@ -127,13 +163,15 @@ def _first_line(spec: StudySpec, path: Path) -> str:
 
 def _study_options(options: dict[str, Any]) -> dict[str, Any]:
     baseline = options.get("baseline")
-    kept = ("model", "name", "requests", "trials", "engine", "gpus", "vllm_command", "seed")
+    kept = ("model", "name", "requests", "trials", "engine", "gpus", "vllm_command", "seed", "lengths", "real_time")
     return {
         **{key: options[key] for key in kept},
         "budget_s": options["budget"],
         "devices": device_list(options["devices"]),
         "fixed": flag_values(options["fixed"]),
         "space": dict(options["space"]) or None,
+        "probe": probe_options(options["probe_limit"], options["probe_time"]),
+        "measure": latency_options(options["max_ttft"], options["max_tpot"]),
         "baselines": None if baseline is None else [baseline_option(baseline, options["baseline_concurrency"])],
         "workload": workload_options(
             options["workload"],

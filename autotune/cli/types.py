@@ -12,11 +12,11 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.ParamType[float]):
-    """``90s``, ``30m``, ``2h``, ``1h30m`` or plain seconds -> seconds."""
+    """``90s``, ``30m``, ``2h``, ``1h30m``, ``50ms`` or plain seconds -> seconds."""
 
     name = "duration"
 
@@ -25,7 +25,7 @@ class Duration(click.ParamType[float]):
         if isinstance(value, (int, float)):
             return float(value)
         text = str(value).strip().lower()
-        parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", text)
         if re.fullmatch(r"\d+(\.\d+)?", text):
             seconds = float(text)
         elif parts and "".join(number + unit for number, unit in parts) == text:
@@ -86,6 +86,31 @@ def workload_params(function: F) -> F:
     return function
 
 
+def lengths_params(function: F) -> F:
+    """How long answers are, or how that is found out."""
+    for decorate in (
+        click.option("--probe-time", type=Duration(), help="The probe ends after so long, and counts. [default: 5m]"),
+        click.option(
+            "--probe-limit",
+            type=click.IntRange(min=0),
+            help="Answers to probe lengths with where none are known; 0: none, loads start fresh. [default: 128]",
+        ),
+        click.option("--lengths", help="Answer lengths: a file (lengths.json, JSON lines, CSV), or hle-reasoning."),
+    ):
+        function = decorate(function)
+    return function
+
+
+def latency_params(function: F) -> F:
+    """Limits of latency: answers are streamed only where there is one."""
+    for decorate in (
+        click.option("--max-tpot", type=Duration(), help="Time per output token, 99th percentile: 50ms."),
+        click.option("--max-ttft", type=Duration(), help="Time to the first token, 99th percentile: 2s."),
+    ):
+        function = decorate(function)
+    return function
+
+
 def server_params(function: F) -> F:
     """Which server answers."""
     for decorate in (
@@ -94,6 +119,11 @@ def server_params(function: F) -> F:
         ),
         click.option("--devices", help="GPU indices to use: 0,1. [default: all that are visible]"),
         click.option("--gpus", help="Hardware in words, 8xH200: describes it, does not select."),
+        click.option(
+            "--real-time",
+            type=click.FloatRange(min=0),
+            help="sim: real seconds that a simulated one takes. [default: 0]",
+        ),
         click.option("--engine", type=click.Choice(["vllm", "sim"]), help="Real vLLM, or the built-in simulator."),
         click.option("--model", help="Hub name or folder of the model."),
     ):

@@ -54,6 +54,16 @@ def workload_options(
     return {"name": name, "path": path, "max_tokens": max_tokens, "limit": limit, "official_prompt": official_prompt}
 
 
+def probe_options(questions: int | None, limit_s: float | None) -> dict[str, Any]:
+    """``--probe-limit`` and ``--probe-time``."""
+    return {"questions": questions, "limit_s": limit_s}
+
+
+def latency_options(ttft_s: float | None, tpot_s: float | None) -> dict[str, Any]:
+    """``--max-ttft`` and ``--max-tpot``."""
+    return {"max_ttft_s": ttft_s, "max_tpot_s": tpot_s}
+
+
 def baseline_option(line: str, concurrency: tuple[int, ...]) -> dict[str, Any]:
     """``--baseline 'vllm serve MODEL -tp 8'`` -> a baseline section; what is chosen per server is left out."""
     from autotune.engines.flags import parse_line

@@ -1,6 +1,6 @@
 """A completions server that computes nothing: what a load generator is measured against.
 
-    python -m autotune.engines.nullserver --token-s 0.02     # prints its port; ends when its stdin does
+    python -m autotune.engines.nullserver --config '{"token_s": 0.02}'     # prints its port; ends with its stdin
 
 It speaks enough of vLLM's HTTP for a load generator: ``/v1/completions`` and ``/v1/chat/completions``, streamed or
 not, ``/v1/models``, ``/health`` and ``/metrics``. An answer has exactly ``max_tokens`` tokens. Each answer gets one

@@ -9,19 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.evaluation.follow_law import (
-    LOOP_MEMBERS,
-    MEMBERS,
     USUAL_PROMPT,
     LawTable,
     LoopFit,
     end_likelihood,
     loop_likelihood,
-    prior_table,
     table_of,
+    table_of_family,
 )
-from autotune.evaluation.follow_replay import Chance, Flight, replay, with_prompts
+from autotune.evaluation.follow_replay import Chance, Exposure, Flight, replay, with_prompts
 from autotune.physics.lengths import AnswerLengths
-from autotune.physics.lengths_prior import resample, weigh
+from autotune.physics.lengths_prior import LawFamily, broad_family, posterior_family, tempered
 
 Array = npt.NDArray[np.float64]
 
@@ -66,38 +64,47 @@ def draw_laws(
     if lengths is not None:
         draws = random.Random(0)
         table = table_of([lengths.draw(draws).extended() for _ in range(count)], max_tokens)
-        chosen = np.arange(count)
-        loop = loop_likelihood(table, flight, kv_tokens)
     else:
-        table = prior_table(max_tokens, LOOP_MEMBERS if flight.plateau else MEMBERS)
-        loop = loop_likelihood(table, flight, kv_tokens)
-        chosen = resample(_weights(table, loop, flight, max_tokens, rng), count, rng)
-    flights = tuple(_prompted(flight, float(loop.prompt_tokens[i])) for i in chosen)
-    return LawDraws(table, tuple(map(int, chosen)), flights)
+        family = _posterior(flight, kv_tokens, max_tokens, rng)
+        spread = np.linspace(0, len(family.points) - 1, count).round().astype(np.intp)
+        table = table_of_family(family.take(rng.permutation(len(family.points))[spread]), max_tokens)
+    prompts = loop_likelihood(table, flight, kv_tokens).prompt_tokens
+    flights = tuple(_prompted(flight, float(p)) for p in prompts)
+    return LawDraws(table, tuple(range(count)), flights)
 
 
-def _weights(table: LawTable, loop: LoopFit, flight: Flight, max_tokens: int, rng: np.random.Generator) -> Array:
-    """Weights of the laws: from the plateau as a renewal process, from what comes after it end by end.
+def _posterior(flight: Flight, kv_tokens: Array, max_tokens: int, rng: np.random.Generator) -> LawFamily:
+    """Laws of the answers: the plateau as a renewal process, what comes after it end by end.
 
     Beside a full cache the ages of those that run are what matters: there ends count one by one, if seen.
     """
     saturated = bool(flight.full[: flight.plateau].mean() > 0.5) if flight.plateau else False
-    seen = not np.isnan(flight.ended).any()
-    one_by_one = seen and saturated
+    one_by_one = saturated and not np.isnan(flight.ended).any()
     first = 0 if one_by_one else flight.plateau
-    start = np.zeros(len(table.survival)) if one_by_one else loop.log_likelihood
-    start_events = 0.0 if one_by_one else loop.events
-    weights = weigh(start, start_events)
-    if first >= len(flight.readings):
-        return weights
-    for _ in range(PASSES):
-        best = int(np.argmax(weights))
-        replayed = _prompted(flight, float(loop.prompt_tokens[best]))
-        mean = LawTable(table.cell, (weights @ table.survival)[None, :])
+
+    def plateau(family: LawFamily) -> LoopFit:
+        return loop_likelihood(table_of_family(family, max_tokens), flight, kv_tokens)
+
+    def start(family: LawFamily) -> Array:
+        if one_by_one or not flight.plateau:
+            return np.zeros(len(family.points))
+        loop = plateau(family)
+        return tempered(loop.log_likelihood, loop.events)
+
+    family = posterior_family(max_tokens, start) if flight.plateau and not one_by_one else broad_family(max_tokens)
+    for _ in range(PASSES if first < len(flight.readings) else 0):
+        table = table_of_family(family, max_tokens)
+        mean = LawTable(table.cell, table.survival.mean(axis=0)[None, :])
+        replayed = _prompted(flight, float(np.median(plateau(family).prompt_tokens)))
         _, exposures, _ = replay(replayed, lambda ages, advance, m=mean: m.chance(0, ages, advance), max_tokens, rng)
-        more, events = end_likelihood(table, exposures, first)
-        weights = weigh(start + more, start_events + events)
-    return weights
+        events = sum(e.ended or 0.0 for e in exposures if e.interval >= first)
+
+        def likelihood(tried: LawFamily, seen: list[Exposure] = exposures, events: float = events) -> Array:
+            ends = end_likelihood(table_of_family(tried, max_tokens), seen, first)
+            return np.asarray(start(tried) + tempered(ends, events))
+
+        family = posterior_family(max_tokens, likelihood)
+    return family
 
 
 def _prompted(flight: Flight, prompt_tokens: float) -> Flight:

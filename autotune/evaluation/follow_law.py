@@ -10,27 +10,28 @@ import numpy.typing as npt
 
 from autotune.evaluation.follow_replay import Exposure, Flight
 from autotune.physics.laws import LengthLaw
-from autotune.physics.lengths_prior import LawFamily, broad_family
+from autotune.physics.lengths_prior import LawFamily
 
 Array = npt.NDArray[np.float64]
 
-CELLS = 160
+CELLS = 144
 """Cells of the age axis up to the output limit."""
-MEMBERS = 3000
 AT_LIMIT = 3
 """Cells below the limit in which the token clock cannot tell whether the limit was reached."""
 JOINED = 4.0
 """Ends that are joined to one Poisson count."""
-LOOP_MEMBERS, LOOP_CELLS, LOOP_GROUPS = 1500, 360, 24
-"""A closed loop: laws tried, cells of the token clock followed from the start, groups of its intervals."""
+LOOP_CELLS, LOOP_GROUPS = 324, 24
+"""A closed loop: cells of the token clock followed from the start, groups of its intervals."""
 FREE_READINGS = 4
 """Readings before the cache is full that are enough to go by."""
+FOURIER, CIRCLE = 512, 1e-7
+"""Length of the transform (above cells and loop cells together), and how far its end is damped."""
 LATE_STARTS, LATE_SD = 20.0, 0.08
 """Starts after the cache was full that say something of the mean length, and the relative error of that."""
-KV_SD, KV_READINGS = 0.06, 6.0
-"""Error of the KV tokens that a law predicts, and how many independent readings a run is worth at most."""
-PROMPT_SPREAD, START_SD = 1.4, 0.05
-"""Variance of prompt tokens over that of a count (prompts differ in length); relative error of starts beside it."""
+KV_SD, AGE_SD, KV_GROUPS = 0.03, 0.8, 10
+"""KV tokens: relative error beside chance; spread of one age over the mean age; stretches looked at."""
+PROMPT_VARIANCE, START_SD = 0.4, 0.03
+"""Variance of a prompt's length over its mean squared; relative error of starts beside chance."""
 USUAL_PROMPT = 300.0
 """Tokens of a prompt where nothing tells."""
 
@@ -75,14 +76,10 @@ def table_of(laws: Sequence[LengthLaw], max_tokens: int) -> LawTable:
 def table_of_family(family: LawFamily, max_tokens: int) -> LawTable:
     """Members of the family, cut at the limit."""
     cell = max_tokens / CELLS
-    survival = family.survival(np.arange(CELLS + 1) * cell)
+    # An answer has at least a token: the first cell starts from 1.
+    survival = family.survival(np.maximum(np.arange(CELLS + 1) * cell, 1e-6))
     survival[:, 0] = 1.0
     return LawTable(cell, _strict(survival))
-
-
-def prior_table(max_tokens: int, members: int = MEMBERS) -> LawTable:
-    """The family before anything is seen."""
-    return table_of_family(broad_family(max_tokens, members=members), max_tokens)
 
 
 def _strict(survival: Array) -> Array:
@@ -94,14 +91,14 @@ def _strict(survival: Array) -> Array:
     return cut
 
 
-def end_likelihood(table: LawTable, exposures: Sequence[Exposure], first: int = 0) -> tuple[Array, float]:
-    """Log-likelihood of each law (Poisson, parts joined until a few ends), and the number of ends.
+def end_likelihood(table: LawTable, exposures: Sequence[Exposure], first: int = 0) -> Array:
+    """Log-likelihood of each law (Poisson, parts joined until a few ends).
 
     Args:
         first: interval from which on they count.
     """
     total = np.zeros(len(table.survival))
-    expected, seen, events = np.zeros(len(table.survival)), 0.0, 0.0
+    expected, seen = np.zeros(len(table.survival)), 0.0
     for exposure in exposures:
         if exposure.interval < first or exposure.ended is None or len(exposure.ages) == 0:
             continue
@@ -115,13 +112,12 @@ def end_likelihood(table: LawTable, exposures: Sequence[Exposure], first: int = 
         then = _shifted(table.survival, np.minimum(middle + exposure.advance / table.cell, float(CELLS)))
         expected += ((1.0 - then / np.maximum(now, 1e-12)) * counts[cells]).sum(axis=1)
         seen += exposure.ended
-        events += exposure.ended
         if seen >= JOINED:
             rate = np.maximum(expected, 1e-6)
             total += seen * np.log(rate) - rate
             expected, seen = np.zeros_like(expected), 0.0
     rate = np.maximum(expected, 1e-6)
-    return total + seen * np.log(rate) - rate, events
+    return np.asarray(total + seen * np.log(rate) - rate)
 
 
 def _shifted(survival: Array, places: Array) -> Array:
@@ -166,11 +162,36 @@ def loop_likelihood(table: LawTable, flight: Flight, kv_tokens: Array) -> LoopFi
     if usable.any():
         held = np.stack([np.interp(clock[usable], grid, row) for row in ages])
         usual = np.where(np.isfinite(prompts), prompts, USUAL_PROMPT)
-        misses = np.log((held + usual[:, None]) * level[usable][None, :] / kv_tokens[usable][None, :]) / KV_SD
-        total = total - 0.5 * (misses**2).mean(axis=1) * min(KV_READINGS, float(usable.sum()))
+        misses = np.log((held + usual[:, None]) * level[usable][None, :] / kv_tokens[usable][None, :])
+        total = total + _kv_fit(misses, clock[usable], table.means(), flight)
     # While the level holds, no more can have been sent than there are.
     sent = began[:, : flight.plateau].sum(axis=1)
     return LoopFit(total - 50.0 * np.maximum(0.0, sent / flight.requests - 1.0), events, prompts)
+
+
+def _kv_fit(misses: Array, clock: Array, means: Array, flight: Flight) -> Array:
+    """Likelihood of the KV tokens: mean misses of a few stretches.
+
+    The ages of so many in flight add up to their expectation within ``AGE_SD`` over the root of their number,
+    and are new after about one answer.
+    """
+    edges = _fine_at_start(len(clock), KV_GROUPS)
+    ends = np.append(edges[1:], len(clock)) - 1
+    sizes = np.diff(np.append(edges, len(clock)))
+    mean = np.add.reduceat(misses, edges, axis=1) / sizes[None, :]
+    lasting = (clock[ends] - np.where(edges > 0, clock[np.maximum(edges - 1, 0)], 0.0))[None, :] / means[:, None]
+    variance = KV_SD**2 + AGE_SD**2 / max(1, flight.concurrency) / (1.0 + lasting)
+    # Stretches shorter than an answer repeat each other.
+    weight = np.minimum(1.0, lasting + 0.2)
+    return np.asarray((-0.5 * weight * (mean**2 / variance + np.log(variance))).sum(axis=1))
+
+
+def _fine_at_start(count: int, groups: int) -> npt.NDArray[np.intp]:
+    """Where groups of readings begin: single ones at the start, longer and longer ones later."""
+    if count < 2:
+        return np.zeros(1, dtype=np.intp)
+    edges = np.concatenate([[0], np.geomspace(1, count, groups).round()]).astype(np.intp)
+    return np.unique(edges)[:-1]
 
 
 def _late_fit(table: LawTable, flight: Flight, prompts: Array, free: int) -> Array:
@@ -189,19 +210,22 @@ def _late_fit(table: LawTable, flight: Flight, prompts: Array, free: int) -> Arr
 
 
 def _renewal(table: LawTable, longest: float) -> tuple[Array, Array, Array]:
-    """Requests begun and tokens written by those in flight, for one place in flight, on a grid of the clock."""
+    """Requests begun and tokens written by those in flight, for one place in flight, on a grid of the clock.
+
+    With f the mass of each length, the starts are the coefficients of 1 / (1 - f(z)): read off by a Fourier
+    transform on a circle a little inside the unit circle, where the pole at 1 does no harm.
+    """
     cells = int(min(LOOP_CELLS, max(4.0, np.ceil(longest / table.cell) + 1)))
-    members = len(table.survival)
-    mass = table.survival[:, :-1] - table.survival[:, 1:]
-    starts = np.zeros((members, CELLS + cells))
-    starts[:, CELLS] = 1.0
-    backward = mass[:, ::-1]
-    for i in range(1, cells):
-        starts[:, CELLS + i] = (starts[:, i : CELLS + i] * backward).sum(axis=1)
-    aged = (table.survival * (np.arange(CELLS + 1) + 0.0) * table.cell)[:, ::-1]
-    padded = np.concatenate([np.zeros((members, 1)), starts], axis=1)
-    ages = np.stack([(padded[:, i : CELLS + 1 + i] * aged).sum(axis=1) for i in range(1, cells + 1)], axis=1)
-    return np.cumsum(starts[:, CELLS:], axis=1), ages, np.arange(cells) * table.cell
+    radius = CIRCLE ** (1.0 / FOURIER)
+    damp = radius ** np.arange(FOURIER)
+    mass = np.zeros((len(table.survival), FOURIER))
+    mass[:, 1 : CELLS + 1] = table.survival[:, :-1] - table.survival[:, 1:]
+    aged = np.zeros_like(mass)
+    aged[:, : CELLS + 1] = table.survival * (np.arange(CELLS + 1) * table.cell)
+    spectrum = 1.0 / (1.0 - np.fft.rfft(mass * damp, axis=1))
+    starts = np.fft.irfft(spectrum, FOURIER, axis=1)[:, :cells] / damp[:cells]
+    ages = np.fft.irfft(spectrum * np.fft.rfft(aged * damp, axis=1), FOURIER, axis=1)[:, :cells] / damp[:cells]
+    return np.cumsum(starts, axis=1), ages, np.arange(cells) * table.cell
 
 
 def _start_fit(began: Array, flight: Flight, usable: npt.NDArray[np.bool_]) -> tuple[Array, Array, float]:
@@ -214,15 +238,18 @@ def _start_fit(began: Array, flight: Flight, usable: npt.NDArray[np.bool_]) -> t
     known = not np.isnan(flight.ended).any()
     if not usable.any() or (not known and any(r.prompt_tokens is None for r in flight.readings)):
         return np.zeros(members), prompts, 1.0
+    level = flight.readings[0].running
     growth = np.diff(np.array([r.running for r in flight.readings]), prepend=0.0)
     seen = flight.ended + growth if known else np.array([r.prompt_tokens or 0.0 for r in flight.readings])
     index = np.nonzero(usable)[0]
     # The start tells the prompts from the lengths, all the rest only their ratio: keep the start fine.
-    edges = np.concatenate([[0], np.geomspace(1, len(index), LOOP_GROUPS).round()])
-    edges = np.unique(edges.astype(int))[:-1] if len(index) > 1 else np.array([0])
+    edges = _fine_at_start(len(index), LOOP_GROUPS)
     grouped = np.add.reduceat(seen[index], edges)
     counts = np.maximum(np.add.reduceat(began[:, index], edges, axis=1), 0.3)
-    variance = (1.0 if known else PROMPT_SPREAD) * counts + (START_SD * counts) ** 2
+    first = np.zeros(len(edges))
+    first[0] = level if index[0] == 0 else 0.0  # those sent at once are so many for certain
+    spread = 0.0 if known else PROMPT_VARIANCE
+    variance = np.maximum(0.0, counts - first) + spread * counts + (START_SD * counts) ** 2 + 0.5
     mean = np.ones(members)
     if not known:
         if grouped.sum() <= 0:

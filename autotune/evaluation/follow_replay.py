@@ -28,6 +28,8 @@ FLAT = 0.03
 """The number in flight counts as constant within so much."""
 FULL_KV = 0.97
 """KV use from which preemption must be expected."""
+ROOM_KV = 0.9
+"""KV use up to which there is room for one more."""
 PARTS = 48
 """An interval in which more than the output limit over this is written by each is cut into parts."""
 DRAINING = 0.95
@@ -83,8 +85,8 @@ def read_flight(readings: Sequence[Reading], requests: int) -> Flight:
     draining = not at_once and _drains(flight, concurrency)
     ended = _ended(readings, flight, requests, at_once)
     if at_once:
-        queued = [i for i, r in enumerate(readings) if r.waiting > 0]
-        plateau = queued[-1] + 1 if queued and readings[0].waiting > 0.05 * flight[0] else 0
+        queued = queued_beside_room(readings)
+        plateau = queued[-1] + 1 if len(queued) >= 2 else 0
     else:
         plateau = int(np.nonzero(flight >= DRAINING * concurrency)[0][-1]) + 1
     return Flight(
@@ -98,6 +100,16 @@ def read_flight(readings: Sequence[Reading], requests: int) -> Flight:
         plateau=plateau,
         prompt_tokens=_mean_prompt(readings, ended, at_once, requests),
     )
+
+
+def queued_beside_room(readings: Sequence[Reading]) -> list[int]:
+    """Readings with a queue although the cache has room and no more run than ever: the sequence limit."""
+    most = max(r.running for r in readings)
+    return [
+        i
+        for i, r in enumerate(readings)
+        if r.waiting > 0 and (r.kv_highest or 0.0) < ROOM_KV and r.running > 0.97 * most
+    ]
 
 
 def _drains(flight: Array, concurrency: int) -> bool:

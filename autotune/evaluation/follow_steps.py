@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.evaluation.follow_draws import LawDraws
-from autotune.evaluation.follow_replay import Flight, replay
+from autotune.evaluation.follow_replay import Flight, queued_beside_room, replay
 from autotune.evaluation.follow_series import RunSeries
 from autotune.physics.fluid import RECOMPUTED
 from autotune.physics.simulator import EngineLimits
 from autotune.physics.stepfit import NOISE_PRIOR, StepWindow, fit, slowdown
-from autotune.physics.steptime import StepModel
+from autotune.physics.steptime import CONSTANTS, StepModel
 
 Array = npt.NDArray[np.float64]
 
@@ -22,12 +22,19 @@ KV_FULL = 0.99
 """KV use that counts as full."""
 USABLE = (0.01, 0.97)
 """KV use between which the capacity can be read off."""
-T0_S, SEQUENCE_S, PREFILL_TOKEN_S, BEYOND_S = 15e-3, 20e-6, 40e-6, 40e-6
-CACHE_S, KV_TOKEN_S = 20e-3, 3e-8
-"""Reading a whole cache once (memory over bandwidth: 12-35 ms on the cards in use); per token where its size is
-not known."""
-SERVER_SD = {"t0_s": 0.5, "sequence_s": 0.7, "kv_token_s": 0.5, "prefill_token_s": 0.8, "beyond_s": 0.8}
-"""How much servers differ: model, cards, tensor parallelism, version."""
+T0_S, SEQUENCE_S, PREFILL_TOKEN_S, BEYOND_S = 14e-3, 20e-6, 25e-6, 50e-6
+CACHE_S, KV_TOKEN_S = 25e-3, 3e-8
+"""Reading a whole cache once; per token where its size is not known."""
+SERVER_SD = {"t0_s": 0.42, "sequence_s": 0.65, "kv_token_s": 0.6, "prefill_token_s": 1.0, "beyond_s": 0.8}
+SERVER_CORRELATION = {
+    ("t0_s", "kv_token_s"): -0.55,
+    ("t0_s", "sequence_s"): 0.45,
+    ("t0_s", "prefill_token_s"): 0.6,
+    ("sequence_s", "kv_token_s"): -0.25,
+    ("sequence_s", "prefill_token_s"): 0.5,
+}
+"""How servers differ: physical start values of 23 shipped models on six cards with TP 1-8 where they fit. What
+weights leave free is cache: t0 and the reading of the cache go against each other, their sum is 42 ms +- 24 %."""
 LINE_SD, LINES = 0.05, 6.0
 """Error of the model against one line of a real run (H100 x 8, batches of 100-1,000: 4.8 % rms), and how many lines
 a run is worth at most: neighbours share their errors."""
@@ -92,7 +99,8 @@ def step_model(
         kv_token_s=CACHE_S / (capacity / engines) if capacity else KV_TOKEN_S,
         prefill_token_s=PREFILL_TOKEN_S,
         beyond_s=BEYOND_S,
-    ).with_sd(**SERVER_SD)
+        log_covariance=_server_covariance(),
+    )
     readings = flight.readings
     usage = kv_in_use(series, flight) if capacity else np.full(len(readings), np.nan)
     rows: list[StepWindow] = []
@@ -132,6 +140,14 @@ def step_model(
     )
 
 
+def _server_covariance() -> tuple[tuple[float, ...], ...]:
+    def entry(a: str, b: str) -> float:
+        known = SERVER_CORRELATION.get((a, b), SERVER_CORRELATION.get((b, a), 0.0))
+        return SERVER_SD[a] * SERVER_SD[b] * (1.0 if a == b else known)
+
+    return tuple(tuple(entry(a, b) for b in CONSTANTS) for a in CONSTANTS)
+
+
 def _weighed(rows: list[StepWindow]) -> list[StepWindow]:
     weight = min(1.0, LINES / max(1, len(rows))) * (NOISE_PRIOR / LINE_SD) ** 2
     return [dataclasses.replace(row, weight=weight) for row in rows]
@@ -143,10 +159,9 @@ def run_limits(
     """Limits of one engine as far as they show."""
     engines = series.engines
     most = max(r.running for r in flight.readings) / engines
-    queued = [r for r in flight.readings if r.waiting > 0 and (r.kv_highest or 0.0) < 0.9]
     seqs = max(1024, round(most) + 1)
-    if len(queued) >= 2 and min(r.running for r in queued) > 0.95 * most * engines:
-        seqs = max(1, round(most))  # a queue beside free blocks: the sequence limit
+    if len(queued_beside_room(flight.readings)) >= 2:
+        seqs = max(1, round(most))
     least = 2 * (max_tokens + prompt_tokens) + 32
     return EngineLimits(
         kv_tokens=round(max(least, capacity / engines if capacity else 1e12)),

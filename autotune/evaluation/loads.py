@@ -12,15 +12,16 @@ from autotune.hub import known_config
 from autotune.measure.judge import Known
 from autotune.measure.stationary import Prompt, stationary_load
 from autotune.physics.gpus import parse_gpus
-from autotune.physics.laws import HLE_LAW, law_of, shipped_law
+from autotune.physics.laws import HLE_LAW, LAW_SD, law_of, shipped_law
 from autotune.physics.lengths import AnswerLengths, KnownLength, observed_lengths
 from autotune.physics.model_card import ModelCard
 from autotune.physics.stepstart import from_card
 from autotune.physics.steptime import StepModel
+from autotune.planning.random_weights import random_weights
 from autotune.records.lengths import Lengths
 from autotune.records.load import LoadPlan, Request, request_limit_s
 from autotune.records.settings import Settings
-from autotune.records.trial import EngineSpec, TrialTask, WorkloadSpec
+from autotune.records.trial import EngineSpec, MeasureSpec, TrialTask, WorkloadSpec
 from autotune.workloads import Question, Workload, load
 from autotune.workloads.requests import plan_requests
 from autotune.workloads.sampling import admit, aside_note
@@ -42,7 +43,7 @@ FEWEST_WORDS = 50
 def asked(engine: EngineSpec, workload: WorkloadSpec) -> WorkloadSpec:
     """What is asked: where nobody answers in earnest (the simulator, dummy weights) and the questions of ``hle`` are
     not given as a file, forced requests of the shipped length law instead; no network, no access needed."""
-    in_earnest = engine.kind != "sim" and engine.fixed.get("load_format") != "dummy"
+    in_earnest = engine.kind != "sim" and not random_weights(engine.fixed)
     if in_earnest or workload.name != "hle" or workload.path is not None:
         return workload
     return replace(workload, name="synthetic", law=HLE_LAW, official_prompt=False)
@@ -80,9 +81,15 @@ class Loads:
         """Tokenise and admit.
 
         Raises:
-            InputError: no question fits the server's context, or an unknown law of lengths.
+            InputError: no question fits the server's context, an unknown law of lengths, or a limit of latency on the
+                simulator.
             PrerequisiteError: the data are not to be had from here.
         """
+        if task.engine.kind == "sim" and _streams(task.measure):
+            raise InputError(
+                "the simulator has no latencies to hold against max_ttft or max_tpot",
+                hint="leave --max-ttft and --max-tpot out, or measure a real server",
+            )
         self._spec = asked(task.engine, task.workload)
         self._task = task
         self._capacity = session.capacity
@@ -165,7 +172,7 @@ class Loads:
             sample_s=min(1.0, measure.window_s / SAMPLES_A_WINDOW),
             stall_s=measure.stall_s,
             chat_template_kwargs=self._spec.chat_template_kwargs or None,
-            stream=measure.max_ttft_s is not None or measure.max_tpot_s is not None,
+            stream=_streams(measure),
             keep_text=keep_text,
         )
 
@@ -182,6 +189,11 @@ class Loads:
         return Prompt(id=request.id, tokens=ids[request.id])
 
 
+def _streams(measure: MeasureSpec) -> bool:
+    """Whether answers are streamed: only where a latency is limited, for it costs client CPU."""
+    return measure.max_ttft_s is not None or measure.max_tpot_s is not None
+
+
 def known_answers(task: TrialTask, spec: WorkloadSpec, questions: Sequence[Question]) -> AnswerLengths | None:
     """Lengths of the answers before anything is asked; ``None``: not known.
 
@@ -192,22 +204,22 @@ def known_answers(task: TrialTask, spec: WorkloadSpec, questions: Sequence[Quest
     Raises:
         InputError: an unknown law.
     """
-    if task.law is not None:
-        return KnownLength(uncut=shipped_law(task.law, None)[0], max_tokens=spec.max_tokens)
+    if task.law is not None or (spec.law is not None and random_weights(task.engine.fixed)):
+        return _shipped(task.law or spec.law or HLE_LAW, spec.max_tokens)
     if task.lengths is not None:
         return observed_lengths(task.lengths, spec.max_tokens, prior=True)
     if all(question.forced for question in questions):
         lengths = [(float(question.output_limit(spec.max_tokens)), 1.0) for question in questions]
         uncut = law_of(lengths, spec.law or spec.name, spec.max_tokens)
         return KnownLength(uncut=uncut, max_tokens=spec.max_tokens)
-    if random_weights(task.engine):
-        return KnownLength(uncut=shipped_law(HLE_LAW, None)[0], max_tokens=spec.max_tokens)
+    if random_weights(task.engine.fixed):
+        return _shipped(HLE_LAW, spec.max_tokens)
     return None
 
 
-def random_weights(engine: EngineSpec) -> bool:
-    """Whether the model answers nonsense, so that answers would have no length of their own."""
-    return engine.fixed.get("load_format") == "dummy"
+def _shipped(name: str, max_tokens: int) -> KnownLength:
+    """A shipped law, which is not the run's own."""
+    return KnownLength(uncut=shipped_law(name, None)[0], max_tokens=max_tokens, scale_sd=LAW_SD)
 
 
 def start_model(engine: EngineSpec, settings: Settings) -> StepModel | None:

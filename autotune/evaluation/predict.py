@@ -12,7 +12,7 @@ from autotune.evaluation.loads import asked
 from autotune.hub import known_config
 from autotune.physics.forecast import RunPlan, forecast_run
 from autotune.physics.gpus import Hardware, parse_gpus
-from autotune.physics.laws import HLE_LAW, SHIPPED, LengthLaw, law_of, lognormal_law, shipped_law
+from autotune.physics.laws import HLE_LAW, LAW_SD, SHIPPED, LengthLaw, law_of, lognormal_law, shipped_law
 from autotune.physics.layout import read_layout
 from autotune.physics.lengths import AnswerLengths, KnownLength, observed_lengths, prompt_law
 from autotune.physics.lengths_files import parse_lengths
@@ -28,9 +28,8 @@ from autotune.spec import StudySpec
 from autotune.workloads import load
 from autotune.workloads.synthetic import LAW_REQUESTS, PROMPT_SPREAD, REQUESTS
 
-LAW_SD, MEAN_SD = 0.15, 0.10
-"""Relative error of all lengths together: of the shipped law (published means of other models differ by a quarter),
-of a mean that somebody gives."""
+MEAN_SD = 0.10
+"""Relative error of all lengths together, of a mean that somebody gives."""
 CHARACTERS = 4
 """Of a token, about."""
 PROMPT_ATOMS = 50

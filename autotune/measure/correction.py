@@ -154,12 +154,14 @@ def held_tokens(
     """
     read = [(s.t_s, s.generation_tokens) for s in observation.samples if s.generation_tokens is not None]
     whole = bool(read) and read[0][0] <= FIRST_READING_S and all(r.error is None for r in observation.requests)
-    known = whole and all(r.id in requests and requests[r.id].prompt is not None for r in observation.requests)
-    if not known:
+    asked = [requests.get(r.id) for r in observation.requests]
+    prompts = [
+        float(r.prompt_tokens + r.context_tokens) for r in asked if r is not None and r.prompt_tokens is not None
+    ]
+    if not whole or len(prompts) < len(asked):
         if facts.kv_mean is None or capacity.kv_tokens is None:
             return None
         return np.full(len(times), facts.kv_mean * capacity.kv_tokens)
-    prompts = [float(len(requests[r.id].prompt or ())) for r in observation.requests]
     counted = np.array(read, dtype=np.float64)
     generated = np.interp(times, counted[:, 0], counted[:, 1]) - counted[0, 1]
     sent = _total_by(times, [r.sent_s for r in observation.requests], prompts)

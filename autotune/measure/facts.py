@@ -98,21 +98,33 @@ def ended_well(observation: Observation) -> list[RequestOutcome]:
     return [r for r in observation.requests if r.ended_s is not None and r.error is None]
 
 
-def latency_of(observation: Observation, start_s: float, end_s: float) -> Latency | None:
-    """Quantiles over the streamed answers that ended inside the span; ``None``: nothing was streamed."""
-    first, per_token = [], []
-    for r in ended_well(observation):
-        if r.ended_s is None or not start_s <= r.ended_s <= end_s or r.ttft_s is None:
-            continue
-        first.append(r.ttft_s)
-        if r.output_tokens is not None and r.output_tokens > 1:
-            per_token.append((r.ended_s - r.sent_s - r.ttft_s) / (r.output_tokens - 1))
-    if not first or not per_token:
+def latency_of(observation: Observation, facts: Facts) -> Latency | None:
+    """Quantiles over one span; ``None``: nothing was streamed, or nothing was written.
+
+    Times to the first token are of requests sent inside the span, those that still wait for it counted with what
+    they have waited where that is longer than all others (a stationary start's own requests carry their answer so
+    far and meet the burst: they tell nothing). Times per token are of answers sent and ended inside; where answers
+    are longer than the span, the pace of all streams stands for them, since they decode in the same steps.
+    """
+    start_s, end_s = facts.start_s, facts.end_s
+    if not any(r.ttft_s is not None for r in observation.requests) or not facts.generated or not facts.running_mean:
         return None
-    ttft, tpot = np.quantile(first, (0.5, 0.99)), np.quantile(per_token, (0.5, 0.99))
+    inside = [r for r in observation.requests if start_s <= r.sent_s <= end_s and r.error is None]
+    first = [r.ttft_s for r in inside if r.ttft_s is not None]
+    longest = max(first, default=0.0)
+    waited = [observation.t_s - r.sent_s for r in inside if r.ttft_s is None and r.ended_s is None]
+    first += [seconds for seconds in waited if seconds > longest]
+    per_token = [
+        (r.ended_s - r.sent_s - r.ttft_s) / (r.output_tokens - 1)
+        for r in inside
+        if r.ended_s is not None and r.ttft_s is not None and r.output_tokens is not None and r.output_tokens > 1
+    ]
+    pace_s = facts.seconds * facts.running_mean / facts.generated
+    ttft = np.quantile(first, (0.5, 0.99)) if first else None
+    tpot = np.quantile(per_token or [pace_s], (0.5, 0.99))
     return Latency(
-        ttft_p50_s=float(ttft[0]),
-        ttft_p99_s=float(ttft[1]),
+        ttft_p50_s=None if ttft is None else float(ttft[0]),
+        ttft_p99_s=None if ttft is None else float(ttft[1]),
         tpot_p50_s=float(tpot[0]),
         tpot_p99_s=float(tpot[1]),
     )

@@ -78,7 +78,7 @@ def judge(
     )
     failure = _failure(view)
     outcome = _outcome(view, spec, facts, reasons, failure, window)
-    latency = latency_of(observation, facts.start_s, facts.end_s)
+    latency = latency_of(observation, facts)
     truncated, mean = _answers(observation, known, forced=planned is not None)
     broken = violations(observation, spec, facts, window, latency, truncated=truncated, answer_tokens=mean)
     rate = span.rate if span is not None and outcome in ("steady", "saturated") else None

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from autotune.physics.laws import LengthLaw
 from autotune.records.load import Request
@@ -59,6 +59,14 @@ class StationaryLoad:
     long_run: LongRun
     hit_share: float
     """Of the prompt tokens, found in the prefix cache because questions begin alike (system prompt), 0..1."""
+
+    def sent(self, ids: Collection[str]) -> StationaryLoad:
+        """The same load as far as it was sent, without its text: what its judgement needs."""
+        return replace(
+            self,
+            start=tuple(replace(r, prompt=()) for r in self.start if r.id in ids),
+            refill=tuple(replace(r, prompt=()) for r in self.refill if r.id in ids),
+        )
 
     def saturates(self, kv_capacity_tokens: int | None) -> bool:
         """Whether the first N alone need more cache than there is, so that some of them will wait."""

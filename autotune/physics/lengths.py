@@ -7,6 +7,7 @@ assumed. Beyond it there is only a stated prior, and only where it is asked for.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -19,8 +20,8 @@ from autotune.records.lengths import AnswerLength, Lengths
 
 LEVEL = 0.95
 INTERVAL_DRAWS = 400
-TAIL_PARTS = 48
-"""Atoms of a law beyond the last observed token."""
+TAIL_PARTS, TAILS = 48, 64
+"""Atoms of a law beyond the last observed token, and how many such laws are drawn."""
 
 
 class AnswerLengths(Protocol):
@@ -41,14 +42,16 @@ class KnownLength:
     scale_sd: float = 0.0
     """Relative error of all lengths together (log-normal)."""
 
-    @property
+    @functools.cached_property
     def law(self) -> LengthLaw:
         """The law, cut at the run's limit."""
         return self.uncut.capped(self.max_tokens)
 
     def draw(self, rng: random.Random) -> LengthLaw:
         """The law with all lengths scaled by a random factor, cut at the run's limit."""
-        factor = math.exp(rng.gauss(0.0, self.scale_sd)) if self.scale_sd else 1.0
+        if not self.scale_sd:
+            return self.law
+        factor = math.exp(rng.gauss(0.0, self.scale_sd))
         pairs = [(max(1.0, t * factor), w) for t, w in zip(self.uncut.tokens, self.uncut.weights, strict=True)]
         return law_of(pairs, self.uncut.source).capped(self.max_tokens)
 
@@ -190,14 +193,16 @@ def _tails(answers: Sequence[AnswerLength], last: int, max_tokens: int) -> tuple
 
     tokens = np.array([a.tokens for a in answers], dtype=float)
     ended = np.array([a.ended for a in answers], dtype=bool)
-    family = broad.broad_family(max_tokens)
     edges = broad.age_edges(float(last))
     deaths = np.histogram(tokens[ended], edges)[0].astype(float)
     # Who is at risk in a bin: everybody who is still there in its middle.
     middle = (edges[1:] + edges[:-1]) / 2
     at_risk = np.maximum(deaths, [(tokens >= m).sum() for m in middle])
-    weights = broad.weigh(broad.log_likelihood(family, edges, at_risk, deaths), float(deaths.sum()))
-    chosen = family.take(broad.resample(weights, 64, np.random.default_rng(0)))
+    events = float(deaths.sum())
+    family = broad.posterior_family(
+        max_tokens, lambda f: broad.tempered(broad.log_likelihood(f, edges, at_risk, deaths), events)
+    )
+    chosen = family.take(np.arange(0, len(family.points), max(1, len(family.points) // TAILS)))
     return tuple(conditional_laws(chosen, float(last), max_tokens))
 
 

@@ -1,88 +1,131 @@
 """What an answer's length may be beyond what was seen: a broad family of laws, weighed by what was seen.
 
 The family: answers of one kind (lognormal, or Weibull with its lighter tail) with a smaller group of short ones
-(lognormal) and perhaps a few that never end by themselves (they run to the limit). Its parameters are drawn from broad priors relative to the
-output limit; each member is weighed by how well it explains the answers that ended at each age. Used past
-the last observed token only, and said to be a prior wherever it is used.
+(lognormal) and perhaps a few that never end by themselves (they run to the limit). Each member is a point with
+standard normal coordinates, relative to the output limit; a posterior is reached from the prior in steps, by
+weighing, resampling and moving (sequential Monte Carlo with preconditioned Crank-Nicolson moves, which leave
+the normal prior as it is: Cotter et al., 2013). Used past the last observed token only, and said to be a
+prior wherever it is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Likelihood = Callable[["LawFamily"], Array]
+"""Log-likelihood of each member."""
 
-MEMBERS = 4000
+MEMBERS = 320
 MEDIAN_SHARE, MEDIAN_SD = 0.4, 1.1
 """Median of the main group over the output limit: lognormal."""
-SIGMA, SIGMA_SD = 0.65, 0.45
-"""Shape of the main group (published answer lengths: 0.5-1.1): lognormal."""
+SIGMA, SIGMA_SD = 0.8, 0.35
+"""Shape of a lognormal group: lognormal (long answers of reasoning models: p90 about 3 x the median, 0.86)."""
+WEIBULL_SHAPE, WEIBULL_SD = 1.3, 0.4
+"""Shape of the main group where it is Weibull (half of the members): lognormal."""
 SHORT_RATIO, SHORT_SD = 0.3, 0.8
 """Median of the short group over that of the main one: lognormal."""
-SHORT_BETA = (1.0, 3.0)
-"""Share of the short group: beta."""
-WEIBULL_SHAPE, WEIBULL_SD = 1.4, 0.4
-"""Shape of the main group where it is Weibull (half of the members): lognormal."""
-ENDLESS_NEVER, ENDLESS_BETA = 0.5, (0.7, 7.0)
-"""Chance that all answers end by themselves; else the share that never does: beta (greedy decoding repeats)."""
+SHORT_SHARE, SHORT_SHARE_SD = 0.15, 1.2
+"""Share of the short group: logistic normal."""
+ENDLESS_SHARE, ENDLESS_SD = 0.03, 1.5
+"""Share of answers that never end by themselves, in the half of the members that has any: logistic normal
+(greedy decoding repeats itself)."""
+COORDINATES = 9
 TRUST = 150.0
 """So many ended answers weigh in at most: the family is not the truth, more data must not make it certain."""
+KEPT = 0.4
+"""Effective share of the members that each step of the way to the posterior keeps."""
+MOVES, MOVE, ACCEPTED = 3, 0.45, 0.3
+"""Moves after each step; their first length; the share that should be accepted (the length follows it)."""
 
 
 def normal_cdf(z: Array) -> Array:
     """Standard normal distribution, within 2e-4 (logistic approximation of Bowling et al., 2009)."""
     cut = np.clip(z, -6.0, 6.0)
-    return np.asarray(1.0 / (1.0 + np.exp(-1.5976 * cut - 0.07056 * cut**3)))
+    return np.asarray(1.0 / (1.0 + np.exp(-cut * (1.5976 + 0.07056 * cut * cut))))
 
 
 @dataclass(frozen=True)
 class LawFamily:
-    """Members of the family; each attribute is an array with one value a member."""
+    """Members of the family: standard normal coordinates (members, COORDINATES) and the limit they refer to."""
 
-    median: Array
-    sigma: Array
-    shape: Array
-    """Weibull shape of the main group; 0: it is lognormal."""
-    short_median: Array
-    short_sigma: Array
-    short_share: Array
-    endless_share: Array
+    points: Array
+    max_tokens: int
 
     def survival(self, tokens: Array) -> Array:
         """Share of answers longer than ``tokens``: an array (members, tokens)."""
+        z = self.points.T[:, :, None]
         logs = np.log(np.maximum(tokens, 1e-9))[None, :]
-        from_median = logs - np.log(self.median)[:, None]
-        main = normal_cdf(-from_median / self.sigma[:, None])
-        weibull = self.shape > 0
-        power = np.clip(self.shape[weibull, None] * from_median[weibull], -50.0, 6.0)
+        median = np.log(self.max_tokens * MEDIAN_SHARE) + MEDIAN_SD * z[0]
+        sigma = np.clip(SIGMA * np.exp(SIGMA_SD * z[1]), 0.12, 2.0)
+        main = normal_cdf((median - logs) / sigma)
+        weibull = self.points[:, 3] > 0
+        shape = np.clip(WEIBULL_SHAPE * np.exp(WEIBULL_SD * z[2]), 0.5, 6.0)[weibull]
+        power = np.clip(shape * (logs - median[weibull]), -50.0, 6.0)
         main[weibull] = np.exp(-np.log(2.0) * np.exp(power))
-        short = normal_cdf((np.log(self.short_median)[:, None] - logs) / self.short_sigma[:, None])
-        mixed = main + self.short_share[:, None] * (short - main)
-        return np.asarray(mixed + self.endless_share[:, None] * (1.0 - mixed))
+        short_sigma = np.clip(SIGMA * np.exp(SIGMA_SD * z[5]), 0.12, 2.0)
+        short = normal_cdf((median + np.log(SHORT_RATIO) + SHORT_SD * z[4] - logs) / short_sigma)
+        mixed = main + _share(SHORT_SHARE, SHORT_SHARE_SD, z[6]) * (short - main)
+        endless = np.where(z[8] > 0, _share(ENDLESS_SHARE, ENDLESS_SD, z[7]), 0.0)
+        return np.asarray(mixed + endless * (1.0 - mixed))
 
     def take(self, index: npt.NDArray[np.intp]) -> LawFamily:
         """Some of the members."""
-        return LawFamily(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+        return LawFamily(self.points[index], self.max_tokens)
 
 
 def broad_family(max_tokens: int, *, members: int = MEMBERS, seed: int = 0) -> LawFamily:
-    """Members drawn from the priors; the same for the same arguments."""
+    """Members drawn from the prior; the same for the same arguments."""
+    return LawFamily(np.random.default_rng(seed).standard_normal((members, COORDINATES)), max_tokens)
+
+
+def posterior_family(
+    max_tokens: int, likelihood: Likelihood, *, members: int = MEMBERS, seed: int = 0
+) -> LawFamily:
+    """Members drawn from the posterior, equally likely.
+
+    Args:
+        likelihood: log-likelihood of members; what it should not be trusted for is tempered by the caller.
+    """
     rng = np.random.default_rng(seed)
-    median = max_tokens * MEDIAN_SHARE * np.exp(MEDIAN_SD * rng.standard_normal(members))
-    shape = np.clip(WEIBULL_SHAPE * np.exp(WEIBULL_SD * rng.standard_normal(members)), 0.5, 6.0)
-    endless = rng.beta(*ENDLESS_BETA, members)
-    return LawFamily(
-        median=median,
-        sigma=np.clip(SIGMA * np.exp(SIGMA_SD * rng.standard_normal(members)), 0.15, 2.0),
-        shape=np.where(rng.random(members) < 0.5, shape, 0.0),
-        short_median=median * SHORT_RATIO * np.exp(SHORT_SD * rng.standard_normal(members)),
-        short_sigma=np.clip(SIGMA * np.exp(SIGMA_SD * rng.standard_normal(members)), 0.15, 2.0),
-        short_share=rng.beta(*SHORT_BETA, members),
-        endless_share=np.where(rng.random(members) < ENDLESS_NEVER, 0.0, endless),
-    )
+    family = broad_family(max_tokens, members=members, seed=seed)
+    values = likelihood(family)
+    power, length = 0.0, MOVE
+    while power < 1.0:
+        step = _step(values, 1.0 - power)
+        power += step
+        weights = np.exp(step * (values - values.max()))
+        chosen = resample(weights / weights.sum(), members, rng)
+        family, values = family.take(chosen), values[chosen]
+        for _ in range(MOVES):
+            fresh = rng.standard_normal(family.points.shape)
+            tried = LawFamily(np.sqrt(1 - length**2) * family.points + length * fresh, max_tokens)
+            new = likelihood(tried)
+            accepted = np.log(np.maximum(rng.random(members), 1e-300)) < power * (new - values)
+            family = LawFamily(np.where(accepted[:, None], tried.points, family.points), max_tokens)
+            values = np.where(accepted, new, values)
+            length = float(np.clip(length * np.exp(accepted.mean() - ACCEPTED), 0.05, 0.9))
+    return family
+
+
+def _step(values: Array, rest: float) -> float:
+    """How far towards the posterior the members carry at once."""
+
+    def effective(step: float) -> float:
+        weights = np.exp(step * (values - values.max()))
+        return float(weights.sum() ** 2 / (weights**2).sum() / len(values))
+
+    if effective(rest) >= KEPT:
+        return rest
+    low, high = 0.0, rest
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if effective(middle) >= KEPT else (low, middle)
+    return max(high, rest * 1e-3)
 
 
 def age_edges(longest: float, *, shortest: float = 16.0, per_octave: int = 3) -> Array:
@@ -99,11 +142,9 @@ def log_likelihood(family: LawFamily, edges: Array, at_risk: Array, ended: Array
     return np.asarray((np.log1p(-stay) * ended + np.log(stay) * np.maximum(0.0, at_risk - ended)).sum(axis=1))
 
 
-def weigh(log_likelihoods: Array, events: float) -> Array:
-    """Normalised weights; more than ``TRUST`` events count as ``TRUST``."""
-    tempered = log_likelihoods * min(1.0, TRUST / max(events, 1.0))
-    weights = np.exp(tempered - tempered.max())
-    return np.asarray(weights / weights.sum())
+def tempered(log_likelihoods: Array, events: float) -> Array:
+    """More than ``TRUST`` ended answers count as ``TRUST``."""
+    return log_likelihoods * min(1.0, TRUST / max(events, 1.0))
 
 
 def resample(weights: Array, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
@@ -111,3 +152,7 @@ def resample(weights: Array, count: int, rng: np.random.Generator) -> npt.NDArra
     levels = (np.arange(count) + rng.random()) / count
     found = np.searchsorted(np.cumsum(weights), levels)
     return np.asarray(np.minimum(found, len(weights) - 1), dtype=np.intp)
+
+
+def _share(middle: float, sd: float, z: Array) -> Array:
+    return np.asarray(1.0 / (1.0 + (1.0 - middle) / middle * np.exp(-sd * z)))

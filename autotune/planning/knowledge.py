@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from autotune.physics.gpus import Hardware
 from autotune.physics.memory import Fit, MemoryModel, fits
 from autotune.physics.model_card import ModelCard
-from autotune.physics.stepfit import StepWindow, fit, steady
+from autotune.physics.stepfit import StepWindow, fit
 from autotune.physics.stepstart import from_card, transferred
 from autotune.physics.steptime import StepModel
+from autotune.physics.stepwindows import windows_of
 from autotune.records.settings import Settings
 from autotune.records.trial import TrialResult
 
 _COMPARED = ("t0_s", "sequence_s", "kv_token_s", "prefill_token_s")
-_WINDOW_S = 10.0
-"""A window of so many seconds counts once in a fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ def learn(
         flags = Settings({**(fixed or {}), **result.settings})
         if result.capacity is not None and result.capacity.kv_tokens is not None:
             memory = memory.observe(card, hardware, flags, result.capacity.kv_tokens)
-        seen = windows_of(result)
+        seen = [] if result.capacity is None else windows_of(result.loads, result.capacity)
         if seen:
             start = from_card(card, hardware, flags, memory)
             key = tuple(getattr(start, name) for name in _COMPARED)
@@ -81,30 +80,6 @@ def learn(
             windows[key] += seen
     fitted = tuple(Fitted(start=starts[key], model=fit(windows[key], starts[key])) for key in windows)
     return Knowledge(card=card, hardware=hardware, memory=memory, fitted=fitted)
-
-
-def windows_of(result: TrialResult) -> list[StepWindow]:
-    """The steady loads of a trial as windows of one engine; none where the server did not say what it held."""
-    capacity = result.capacity
-    if capacity is None or capacity.kv_tokens is None:
-        return []
-    found = []
-    for load in result.loads:
-        rate, running, usage = load.output_tokens_per_s, load.running_mean, load.kv_usage_mean
-        if load.outcome != "steady" or not load.valid or rate is None or running is None or usage is None:
-            continue
-        found.append(
-            StepWindow(
-                batch=running / capacity.engines,
-                kv_tokens=usage * capacity.kv_tokens / capacity.engines,
-                output_tokens_per_s=rate / capacity.engines,
-                prompt_tokens_per_s=(load.prompt_tokens_per_s or 0.0) / capacity.engines,
-                kv_usage=usage,
-                preemptions=float(load.preemptions or 0),
-                weight=(load.window_s or _WINDOW_S) / _WINDOW_S,
-            )
-        )
-    return steady(found)
 
 
 def _distance(a: StepModel, b: StepModel) -> float:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.errors import InputError
-from autotune.physics.advice import usable_share
+from autotune.errors import InputError, NothingStableError
+from autotune.physics.advice import advise_when_nothing_fits, usable_share
 from autotune.physics.gpus import GIB, Hardware
-from autotune.physics.layout import read_layout
+from autotune.physics.layout import read_layout, whole
 from autotune.physics.memory import MemoryModel, fits
 from autotune.physics.model_card import ModelCard
 from autotune.records.settings import FlagValue, Settings
@@ -119,10 +119,14 @@ def layouts(gpus: int, fixed: Mapping[str, FlagValue]) -> tuple[Settings, ...]:
     """One candidate for each TP x DP; those that ``fixed`` names are not varied."""
     kept = {name: fixed[name] for name in ("tensor_parallel_size", "data_parallel_size") if name in fixed}
     pairs = [{"tensor_parallel_size": tp, "data_parallel_size": dp, **kept} for tp, dp in parallel_layouts(gpus)]
-    found = list(dict.fromkeys(Settings(pair) for pair in pairs))
-    fitting = parallel_fits(gpus)
+    found = tuple(dict.fromkeys(Settings(pair) for pair in pairs))
+    fitting = tuple(s for s in found if _ranks(s) <= gpus)
     # A layout that is asked for but needs more GPUs than there are is kept: its reason is told.
-    return tuple(s for s in found if fitting(s) is None) or tuple(found[-1:])
+    return fitting or (min(found, key=_ranks),)
+
+
+def _ranks(settings: Settings) -> int:
+    return settings.integer("tensor_parallel_size", 1) * settings.integer("data_parallel_size", 1)
 
 
 def needed_len(card: ModelCard, max_tokens: int, longest_prompt: int) -> int:
@@ -196,6 +200,7 @@ def space_of(
 
     Raises:
         InputError: the rules leave nothing to launch.
+        NothingStableError: nothing of it fits the memory; the hint says what would.
     """
     levels: dict[str, Any] = {name: knob_levels(name, knob) for name, knob in spec.space.items()}
     if not levels:
@@ -217,6 +222,13 @@ def space_of(
     space = Space(levels, tuple(with_fixed(rule) for rule in rules))
     if next(space.candidates(), None) is None:
         first = Settings({name: values[0] for name, values in levels.items()})
+        others = Space(levels, space.rules[:-1])
+        if card is not None and hardware is not None and next(others.candidates(), None) is not None:
+            flags = {**fixed, **first}
+            advice = advise_when_nothing_fits(card, hardware, whole(flags, "max_model_len", card.max_model_len), flags)
+            raise NothingStableError(
+                f"{spec.model} does not fit on {hardware.name}: {space.forbidden(first)}", hint="; ".join(advice.lines)
+            )
         raise InputError(
             f"the space holds no setting that may be launched: {space.forbidden(first) or 'it is empty'}",
             hint="widen [space] in the study file, or free a flag under [fixed]",

@@ -50,8 +50,9 @@ class KvCorrection:
 class Latency:
     """Latency quantiles over the answers of the window, seconds; only when streamed."""
 
-    ttft_p50_s: float
-    ttft_p99_s: float
+    ttft_p50_s: float | None
+    """Of requests sent inside the window; ``None``: there was none."""
+    ttft_p99_s: float | None
     tpot_p50_s: float
     """Time per output token after the first."""
     tpot_p99_s: float

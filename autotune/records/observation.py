@@ -104,7 +104,7 @@ class RequestOutcome:
     finish_reason: str | None
     error: RequestError | None = None
     ttft_s: float | None = None
-    """Time to first token, only when streamed."""
+    """Time to first token, only when streamed; also of a request that is still in flight at the end."""
     itl_s: float | None = None
     """Mean time between chunks after the first, only when streamed."""
     text: str | None = None

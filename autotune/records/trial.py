@@ -112,9 +112,17 @@ class ProbeSpec:
     """How answers' lengths are found out where nobody knows them: real answers to a sample of the questions."""
 
     questions: int = 128
-    """Seeded, stratified; 64 at least (the workload's own number where it has fewer)."""
+    """Seeded, stratified; 64 at least (all of a workload that has fewer); 0: no probe."""
     limit_s: float = 300.0
     """The probe ends after so long; answers still running then count as longer than what they have."""
+
+    def __post_init__(self) -> None:
+        if self.questions and self.questions < 64:
+            raise ValueError(
+                f"a probe needs at least 64 questions to tell lengths, or 0 for none, got {self.questions}"
+            )
+        if self.limit_s <= 0:
+            raise ValueError(f"a probe's time limit must be above 0 seconds, got {self.limit_s}")
 
 
 @dataclass(frozen=True, kw_only=True)

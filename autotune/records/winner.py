@@ -66,3 +66,5 @@ class Winner:
     resolved: Mapping[str, object] | None = None
     settles: str | None = None
     """What would settle it when there is no clear winner."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know: random weights."""

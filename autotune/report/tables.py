@@ -81,6 +81,7 @@ def markdown(study: str, results: Sequence[TrialResult], winner: Winner | None) 
             "",
             *(f"- against {gain_text(gain)}" for gain in winner.gains),
         ]
+        lines += [f"- {note}" for note in winner.notes]
         if winner.forecast is not None:
             lines.append(f"- forecast: {forecast_text(winner.forecast)}")
             lines += [f"- not known: {limit}" for limit in winner.forecast.limits]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from autotune.measure.intervals import ratio
 from autotune.records.forecast import Forecast
 from autotune.records.load import request_limit_s
 from autotune.records.measurement import Measurement
@@ -28,7 +29,7 @@ def best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
 def gains(best: Measurement, results: Sequence[TrialResult]) -> tuple[Gain, ...]:
     """The best load against every load of every baseline, by label and concurrency.
 
-    The interval is the quotient of the two paired intervals (conservative: it takes both ends at once).
+    The interval is that of the paired difference: both met the same lengths.
     """
     found = []
     for result in results:
@@ -43,15 +44,9 @@ def gains(best: Measurement, results: Sequence[TrialResult]) -> tuple[Gain, ...]
 
 
 def _gain(label: str, best: Measurement, load: Measurement) -> Gain:
-    ours, theirs = best.output_tokens_per_s, load.output_tokens_per_s
-    if ours is None or not theirs or not load.valid:
-        return Gain(baseline=label, ratio=None, low=None, high=None)
-    low = high = None
-    if best.paired_low is not None and load.paired_high:
-        low = best.paired_low / load.paired_high
-    if best.paired_high is not None and load.paired_low:
-        high = best.paired_high / load.paired_low
-    return Gain(baseline=label, ratio=ours / theirs, low=low, high=high)
+    found = ratio(best, load) if load.valid else None
+    middle, low, high = (None, None, None) if found is None else found
+    return Gain(baseline=label, ratio=middle, low=low, high=high)
 
 
 def winner_record(
@@ -97,4 +92,5 @@ def winner_record(
         argv=best.argv,
         resolved=best.resolved,
         settles=settles,
+        notes=best.notes,
     )

@@ -8,6 +8,14 @@ from collections.abc import Sequence
 from autotune.records.measurement import Measurement
 from autotune.records.trial import ConcurrencyPlan
 
+CALIBRATION, NEAR = (8, 64), 1.5
+"""In flight, beside the planned number: how fast small batches are cannot be read from full ones. Within a factor
+of 1.5 of a planned value they would tell nothing more."""
+
+
+TIE = 0.01
+"""Rates this close are the same: two windows of one server differ by as much."""
+
 
 def next_concurrency(plan: ConcurrencyPlan, loads: Sequence[Measurement], ceiling: int) -> int | None:
     """The next concurrency to try, or ``None`` when this start has shown what it can.
@@ -23,7 +31,7 @@ def next_concurrency(plan: ConcurrencyPlan, loads: Sequence[Measurement], ceilin
     if loads and loads[-1].outcome == "failed":
         return None
     if plan.values:
-        rest = plan.values[len(loads) :]
+        rest = planned_values(plan)[len(loads) :]
         return min(rest[0], ceiling) if rest else None
     top = min(plan.limit, ceiling)
     if not loads:
@@ -38,14 +46,26 @@ def next_concurrency(plan: ConcurrencyPlan, loads: Sequence[Measurement], ceilin
     return _between(loads, tried)
 
 
+def planned_values(plan: ConcurrencyPlan) -> tuple[int, ...]:
+    """The plan's own values, with small batches before them where it asks for calibration."""
+    if not plan.calibrate or not plan.values:
+        return plan.values
+    highest = max(plan.values)
+    small = [n for n in CALIBRATION if n * NEAR < highest and all(not 1 / NEAR < n / v < NEAR for v in plan.values)]
+    return (*small, *plan.values)
+
+
 def best_load(loads: Sequence[Measurement]) -> int | None:
-    """Index of the fastest load that is steady, valid and stable."""
+    """Index of the fastest load that is steady, valid and stable; of a tie, the one with fewest in flight."""
     usable = [
-        (load.output_tokens_per_s, -load.concurrency, i)
+        (load.output_tokens_per_s, load.concurrency, i)
         for i, load in enumerate(loads)
         if load.outcome == "steady" and load.valid and load.stable and load.output_tokens_per_s is not None
     ]
-    return max(usable)[2] if usable else None
+    if not usable:
+        return None
+    tied = [one for one in usable if one[0] >= (1.0 - TIE) * max(usable)[0]]
+    return min(tied, key=lambda one: one[1])[2]
 
 
 def _climbed(loads: Sequence[Measurement]) -> int:

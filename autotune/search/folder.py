@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from autotune.errors import InputError, PrerequisiteError
 from autotune.records.codec import RecordError, decode, dumps, loads
+from autotune.records.lengths import Lengths
 from autotune.records.trial import TrialResult
 from autotune.records.winner import Winner
 from autotune.spec import StudySpec, parse_study
@@ -63,6 +64,16 @@ class StudyFolder:
         return self.path / "lock"
 
     @property
+    def lengths_file(self) -> Path:
+        """Lengths of prompts and answers, numbers only."""
+        return self.path / "lengths.json"
+
+    @property
+    def answers(self) -> Path:
+        """Answers with their text: the probe's, the run's."""
+        return self.path / "answers"
+
+    @property
     def attempts(self) -> Path:
         """One folder an attempt: server.log, process.json, observations."""
         return self.path / "attempts"
@@ -98,6 +109,17 @@ class StudyFolder:
     def trials(self) -> list[TrialResult]:
         """All finished trials in the order in which they ended; a torn last line is left out."""
         return list(read_lines(self.trials_file, TrialResult))
+
+    def write_lengths(self, lengths: Lengths) -> None:
+        """Replace ``lengths.json``."""
+        write_whole(self.lengths_file, dumps(lengths) + "\n")
+
+    def read_lengths(self) -> Lengths | None:
+        """What a probe of this study found; ``None``: nothing, or no such record (written by hand)."""
+        try:
+            return loads(Lengths, self.lengths_file.read_text(encoding="utf-8"))
+        except (OSError, RecordError, UnicodeDecodeError):
+            return None
 
     def write_winner(self, winner: Winner) -> None:
         """Replace ``winner.json``."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from autotune.errors import InputError, NothingStableError, PrerequisiteError
 from autotune.evaluation.predict import forecast_of
+from autotune.planning import random_weights
 from autotune.planning.space import Space
 from autotune.records.event import Emit, Event
 from autotune.records.observation import FailureKind
@@ -15,13 +16,16 @@ from autotune.records.trial import ConcurrencyPlan, Execute, TrialResult, TrialT
 from autotune.records.winner import Winner
 from autotune.search.choose import best_trial, objective_s, winner_record
 from autotune.search.folder import StudyFolder
+from autotune.search.known_lengths import KnownLengths, study_lengths
 from autotune.search.study import Asked, Study
 from autotune.spec import Baseline, StudySpec
 
 HOPELESS: frozenset[FailureKind] = frozenset({"gated_model", "model_not_found", "disk_full"})
 """Failures that every further trial would repeat: the search stops and says so."""
 
-CONSTRAINTS = ("failed_requests", "engine", "stall", "preemptions", "kv_headroom", "drift", "truncation", "launch")
+CONSTRAINTS = (
+    "failed_requests", "engine", "stall", "preemptions", "kv", "drift", "truncation", "ttft", "tpot", "launch",
+)  # fmt: skip
 """The same set on every trial; a trial that did not start violates ``launch``."""
 
 
@@ -37,12 +41,16 @@ class Search:
     """
 
     def __init__(self, spec: StudySpec, folder: StudyFolder, space: Space, execute: Execute, emit: Emit) -> None:
+        random_weights.check_study(spec)
         self._spec = spec
         self._folder = folder
         self._execute = execute
         self._emit = emit
         self._study = Study(folder.journal, folder.name, space, seed=spec.seed)
         self._results = folder.trials()
+        self._known = study_lengths(spec, folder)
+        if self._known.text is not None:
+            emit(Event(kind="note", data={"text": self._known.text}))
         self._mend()
 
     def run(self) -> Winner:
@@ -81,6 +89,9 @@ class Search:
             self._study.forget(asked.number)
             raise
         result = replace(result, objective=objective_s(result))
+        if result.lengths is not None:
+            self._known = KnownLengths(lengths=result.lengths)
+            self._folder.write_lengths(result.lengths)
         self._folder.append_trial(result)
         self._results.append(result)
         self._tell(result)
@@ -109,6 +120,10 @@ class Search:
             folder=str(attempt),
             label=asked.label,
             trial_limit_s=self._spec.trial_limit_s,
+            lengths=self._known.lengths,
+            law=self._known.law,
+            probe=self._spec.probe if self._spec.probe.questions else None,
+            answers=str(self._folder.answers),
         )
 
     def _tell(self, result: TrialResult) -> None:
@@ -143,12 +158,20 @@ class Search:
             verdict="unconfirmed",
             why=why,
             settles="repeat the best settings and the best baseline on fresh servers",
-            forecast=forecast_of(self._spec, best, self._results) if final and best is not None else None,
+            forecast=forecast_of(self._with_lengths(), best, self._results) if final and best is not None else None,
         )
         if record is not None:
             self._folder.write_winner(record)
             self._emit(Event(kind="winner_changed", trial=record.trial, data={"settings": str(record.settings)}))
         return record
+
+    def _with_lengths(self) -> StudySpec:
+        """The study as if the lengths that a probe found had been given."""
+        if self._spec.lengths is not None or self._known.lengths is None:
+            return self._spec
+        if not self._folder.lengths_file.exists():
+            self._folder.write_lengths(self._known.lengths)  # another study's
+        return self._spec.model_copy(update={"lengths": str(self._folder.lengths_file)})
 
     def _end(self, why: str) -> Winner:
         record = self._write(why, final=True)

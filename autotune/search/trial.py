@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.engines import engine_for
-from autotune.engines.base import Session
 from autotune.errors import LaunchFailed
-from autotune.evaluation.loads import Loads
-from autotune.measure.judge import judge
-from autotune.measure.window import SteadyWindow
-from autotune.records.codec import dumps
+from autotune.evaluation.probe import ProbeResult
+from autotune.planning import random_weights
 from autotune.records.event import Emit, Event, nowhere
 from autotune.records.measurement import Measurement
-from autotune.records.observation import Capacity, Failure, FailureKind, Observation
+from autotune.records.observation import Capacity, Failure, FailureKind
 from autotune.records.trial import TrialResult, TrialState, TrialTask
-from autotune.search.climb import best_load, next_concurrency
-from autotune.search.folder import write_whole
+from autotune.search.climb import best_load
+from autotune.search.serverlife import ServerLife
 
 ENVIRONMENT_FAILURES: frozenset[FailureKind] = frozenset({"gpu_busy", "port_in_use", "disk_full", "interrupted"})
 """Failures that say nothing about the settings."""
@@ -32,36 +28,38 @@ def run_trial(task: TrialTask, *, emit: Emit = nowhere) -> TrialResult:
 
     Raises:
         PrerequisiteError: nothing can be started here.
-        InputError: the workload cannot be read, or nothing of it fits.
+        InputError: the workload cannot be read, nothing of it fits, or a flag means nothing with random weights.
     """
+    random_weights.check(task.engine.fixed, [*task.engine.fixed, *task.settings])
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    engine = engine_for(task.engine, folder=None if task.folder is None else Path(task.folder), emit=_tag(emit, task))
+    tell = _tag(emit, task)
+    engine = engine_for(task.engine, folder=None if task.folder is None else Path(task.folder), emit=tell)
     began = engine.now()
-    loads: list[Measurement] = []
+    life: ServerLife | None = None
     startup_s: float | None = None
     capacity: Capacity | None = None
     failure: Failure | None = None
     argv: tuple[str, ...] = ()
     versions: dict[str, str] = {}
     resolved = None
-    set_aside = 0
     try:
         with engine.session(task.settings) as session:
             startup_s, capacity, argv = session.startup_s, session.capacity, session.argv
             versions, resolved = dict(session.versions), session.resolved
-            questions = Loads(task, session)
-            set_aside = questions.set_aside
-            for note in questions.notes:
-                _tag(emit, task)(Event(kind="note", data={"text": note}))
-            loads = _climb(task, session, questions, began, engine.now, _tag(emit, task))
-            failure = next((load.failure for load in reversed(loads) if load.failure is not None), None)
+            life = ServerLife(task, session, engine.now, began, tell)
+            life.run()
     except LaunchFailed as error:
         startup_s, failure = error.seconds, error.failure
+    loads = [] if life is None else life.loads
+    probed = None if life is None else life.probed
+    if failure is None:
+        failures = [None if probed is None else probed.failure, *(load.failure for load in loads)]
+        failure = next((f for f in reversed(failures) if f is not None), None)
     best = best_load(loads)
     return TrialResult(
         number=task.number,
         kind=task.kind,
-        state=_state(loads, best, failure),
+        state=_state(task, loads, best, failure, probed),
         settings=task.settings,
         loads=tuple(loads),
         best=best,
@@ -73,53 +71,22 @@ def run_trial(task: TrialTask, *, emit: Emit = nowhere) -> TrialResult:
         versions=versions,
         label=task.label,
         started_at=started_at,
-        requests_set_aside=set_aside,
+        requests_set_aside=0 if life is None else life.questions.set_aside,
         resolved=resolved,
+        lengths=None if probed is None else probed.lengths,
+        step_s=None if life is None else life.step_s,
+        notes=_notes(task),
     )
 
 
-def _climb(
-    task: TrialTask, session: Session, questions: Loads, began: float, now: Callable[[], float], emit: Emit
-) -> list[Measurement]:
-    loads: list[Measurement] = []
-    while True:
-        concurrency = next_concurrency(task.concurrency, loads, questions.available)
-        if concurrency is None:
-            return loads
-        if task.trial_limit_s is not None and now() - began > task.trial_limit_s:
-            emit(Event(kind="note", data={"text": f"trial limit of {task.trial_limit_s:.0f} s reached"}))
-            return loads
-        emit(Event(kind="load_started", data={"concurrency": concurrency}))
-        plan = questions.plan(concurrency, len(loads))
-        window = SteadyWindow(task.measure)
-        observation = session.observe(plan, stop=window)
-        measurement = judge(
-            observation,
-            task.measure,
-            session.capacity,
-            forced=questions.forced,
-            planned={request.id: request.max_tokens for request in (*plan.start, *plan.refill)},
-            earlier=loads,
-        )
-        _keep(task, len(loads), observation)
-        loads.append(measurement)
-        emit(
-            Event(
-                kind="load_ended",
-                data={
-                    "concurrency": concurrency,
-                    "outcome": measurement.outcome,
-                    "output_tokens_per_s": measurement.output_tokens_per_s,
-                    "kv_usage": measurement.kv_usage_mean,
-                    "stable": measurement.stable,
-                    "reasons": "; ".join(measurement.invalid_reasons),
-                },
-            )
-        )
-
-
-def _state(loads: list[Measurement], best: int | None, failure: Failure | None) -> TrialState:
-    if best is not None:
+def _state(
+    task: TrialTask,
+    loads: list[Measurement],
+    best: int | None,
+    failure: Failure | None,
+    probed: ProbeResult | None,
+) -> TrialState:
+    if best is not None or (task.kind == "probe" and probed is not None and probed.lengths is not None):
         return "COMPLETE"
     if failure is not None:
         return "FAIL" if failure.kind in ENVIRONMENT_FAILURES else "PRUNED"
@@ -127,10 +94,8 @@ def _state(loads: list[Measurement], best: int | None, failure: Failure | None) 
     return "PRUNED" if judged else "FAIL"
 
 
-def _keep(task: TrialTask, index: int, observation: Observation) -> None:
-    if task.folder is not None:
-        name = f"observation-{index:02d}-{observation.concurrency}.json"
-        write_whole(Path(task.folder) / name, dumps(observation) + "\n")
+def _notes(task: TrialTask) -> tuple[str, ...]:
+    return (random_weights.NOTE,) if random_weights.random_weights(task.engine.fixed) else ()
 
 
 def _tag(emit: Emit, task: TrialTask) -> Emit:

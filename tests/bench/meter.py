@@ -27,24 +27,57 @@ class Tree:
 
     def cpu_s(self) -> float:
         """Seconds so far; a process that ends between two calls loses what it used since the last one."""
-        stats = {}
-        for place in Path("/proc").iterdir():
-            if place.name.isdigit():
-                try:
-                    stats[int(place.name)] = (place / "stat").read_text().rpartition(")")[2].split()
-                except OSError:
-                    continue
-        for pid in sorted(stats):  # parents first, nearly always; a child missed now is found by its session
-            parent, session = int(stats[pid][1]), int(stats[pid][3])
-            if session == self._session or parent in self._members:
-                self._members.add(pid)
+        stats = _stats()
+        _add_descendants(self._members, stats)
+        self._members |= {pid for pid, fields in stats.items() if int(fields[3]) == self._session}
         for pid in self._members & stats.keys():
-            self._ticks[pid] = max(self._ticks.get(pid, 0), int(stats[pid][11]) + int(stats[pid][12]))
+            self._ticks[pid] = max(self._ticks.get(pid, 0), sum(map(int, stats[pid][11:13])))
         return sum(self._ticks.values()) / TICKS_PER_S
 
     def processes(self) -> int:
         """How many there were."""
         return len(self._ticks)
+
+
+class Others:
+    """CPU that this machine gave to anybody but this process and its descendants, hypervisor included."""
+
+    def __init__(self) -> None:
+        self._last = self._read()
+
+    def cores(self) -> float:
+        """Mean number of cores since the last call (or the start)."""
+        before, self._last = self._last, self._read()
+        seconds, all_s, own_s = (now - then for now, then in zip(self._last, before, strict=True))
+        return max(0.0, (all_s - own_s) / seconds)
+
+    def _read(self) -> tuple[float, float, float]:
+        # proc(5): cpu user nice system idle iowait irq softirq steal
+        user, nice, system, _, _, irq, softirq, steal = Path("/proc/stat").read_text().split()[1:9]
+        busy = sum(map(int, (user, nice, system, irq, softirq, steal)))
+        stats = _stats()
+        family = {os.getpid()}
+        _add_descendants(family, stats)
+        # Its own time, and that of the children it has waited for.
+        own = sum(int(ticks) for pid in family & stats.keys() for ticks in stats[pid][11:15])
+        return time.monotonic(), busy / TICKS_PER_S, own / TICKS_PER_S
+
+
+def _stats() -> dict[int, list[str]]:
+    """Fields of ``/proc/PID/stat`` from the state on (proc(5): state is [0], parent [1], session [3])."""
+    stats = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                stats[int(place.name)] = (place / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+    return stats
+
+
+def _add_descendants(members: set[int], stats: dict[int, list[str]]) -> None:
+    while new := {pid for pid, fields in stats.items() if int(fields[1]) in members} - members:
+        members |= new
 
 
 class Point(NamedTuple):

@@ -28,10 +28,10 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 IN_FLIGHT = [int(n) for n in os.environ.get("AUTOTUNE_BENCH_IN_FLIGHT", "256,1024,2048").split(",")]
 TOKENS_PER_S = 5000.0
 SHORTEST, LONGEST = 32, 96
-MIN = 1500
 RAMP_S = 4.0
-"""Two times the longest start of a wave that was seen."""
-IN_FLIGHT_LIMIT = 0.01
+"""Long enough for the first wave to be there."""
+IN_FLIGHT_LIMIT = 0.02
+"""Ours alone: on one core with the server, a few answers end together and the next are sent a few ms later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def lengths() -> list[int]:
 
 def measured(null: Null, client: Client, concurrency: int, folder: Path) -> Row:
     null.configure(token_s=concurrency / TOKENS_PER_S, lengths=lengths())
-    requests = max(MIN, 5 * concurrency // 2)
+    requests = max(1500, 5 * concurrency // 2)
     prompts = [Prompt(text=f"Question {n}: why is the sky so blue today?", output_tokens=64) for n in range(requests)]
     load = Load(base_url=null.base_url, model="null-server", concurrency=concurrency, prompts=prompts, folder=folder)
     argv = client.argv(load)

@@ -54,6 +54,8 @@ class Result:
     completed: int
     failed: int
     output_tokens: int
+    prompt_tokens: int
+    """As the server counted them."""
     lengths: list[int]
     """Output tokens of each answer, in the order of the data set."""
     duration_s: float
@@ -102,6 +104,7 @@ def read_result(data: dict[str, Any]) -> Result:
         completed=data["completed"],
         failed=data["failed"],
         output_tokens=data["total_output_tokens"],
+        prompt_tokens=sum(data["input_lens"]),
         lengths=data["output_lens"],
         duration_s=data["duration"],
         token_times=times,

@@ -135,7 +135,7 @@ def test_the_second_search_is_told_who_holds_the_study(tmp_path: Path) -> None:
         (["search", "--model", "m", "--devices", "x"], "GPU indices"),
         (["search", "--model", "m", "--space", "max_num_seqs=3"], "space"),
         (["search", "--model", "m", "--set", "port=1", "--workload", str(QUESTIONS), "--vllm-command", FAKE], "port"),
-        (["search", "--model", "m", "--baseline", "vllm serve m --port 'x"], "baseline"),
+        (["search", "--model", "m", "--baseline", "vllm serve m --port 'x"], "serve line"),
         (["measure"], "--model is needed"),
         (["measure", "--task", "none.json"], "cannot read task"),
         (["apply", "best"], "no study"),
@@ -198,7 +198,7 @@ def test_measure_prints_one_object_and_runs_a_task_record(tmp_path: Path) -> Non
         "engine": {"kind": "vllm", "model": "m", "vllm_command": FAKE},
         "workload": {"name": "jsonl", "path": str(QUESTIONS), "max_tokens": 32},
         "concurrency": {"values": [4]},
-        "measure": {"window_s": 1.0, "window_limit_s": 2.0},
+        "measure": {"window_s": 2.0, "window_limit_s": 3.0, "interval": 0.5, "drift_limit": 0.8},
     }
     (tmp_path / "task.json").write_text(json.dumps(task))
     done = run("measure", "--task", "task.json", cwd=tmp_path)

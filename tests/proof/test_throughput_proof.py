@@ -5,20 +5,20 @@
 Both clients stream the same questions in the same order with the same forced, mixed lengths at the same number
 in flight, in turns (which of the two goes first changes). The measure of both is the server's own counter,
 read once a second, over the same span of work: from the token at which the ramp is over to the token at which
-the first place may stay empty. ``AUTOTUNE_PROOF_SPAN_S`` shortens the spans of 65 s (a try, not a proof).
+the first place may stay empty. A pair in which others had more than 0.05 cores of the machine says nothing: it is
+shown, and measured again. ``AUTOTUNE_PROOF_SPAN_S`` shortens the spans of 65 s (a try, not a proof).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import random
 import re
 import statistics
-import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,28 +26,28 @@ import pytest
 
 import autotune
 from autotune.engines.control import Control
-from autotune.engines.scrape import Reading, poll
 from autotune.engines.vllm import VllmEngine, VllmSession
 from autotune.records.load import LoadPlan, Message, Request, request_limit_s
 from autotune.records.settings import Settings
 from autotune.records.trial import EngineSpec
 from autotune.testing import never
 from tests.bench import vllm_bench
+from tests.bench.meter import Others
 from tests.bench.vllm_bench import Prompt, Result
+from tests.proof.counters import CounterReader, Points, passed, since_start
 from tests.real_vllm import cpu_vllm
 
 pytestmark = [pytest.mark.proof, pytest.mark.real_vllm, pytest.mark.timeout(3600)]
 
 SPAN_S = float(os.environ.get("AUTOTUNE_PROOF_SPAN_S", "65"))
-REPEATS = 3
+REPEATS, TRIES = 3, 8
+QUIET_CORES = 0.05
+"""Others' share of the machine, in cores: 2.5 % of two. The server and its client need both."""
 CONCURRENCY = 16
 WORDS = ("river", "stone", "paper", "cloud", "engine", "letter", "garden", "window", "silver", "number", "winter")
 SHORTEST, LONGEST = 40, 360
 """Forced lengths, uniform: mixed, so that the loop never runs in lock step."""
 COUNTER_LIMIT, PAIR_LIMIT, MEAN_LIMIT = 0.01, 0.03, 0.02
-
-Points = list[tuple[float, float]]
-"""Time in seconds, tokens since the start of the load."""
 
 
 class Server:
@@ -85,10 +85,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def prompts(server: Server) -> list[Prompt]:
     """So many questions that the span lasts; a first load warms the server up and says how fast it is."""
-    warm_up = ours(server, questions(2 * CONCURRENCY, seed=1))
-    rate = warm_up[-1][1] / (warm_up[-1][0] - warm_up[0][0])
+    first = questions(4 * CONCURRENCY, seed=1)
+    speed, _ = rate(ours(server, first)[0], first)
     mean = (SHORTEST + LONGEST) / 2
-    needed = CONCURRENCY * (mean + LONGEST) + 1.2 * SPAN_S * rate
+    needed = CONCURRENCY * (mean + LONGEST) + 1.15 * SPAN_S * speed
     return questions(math.ceil(needed / mean), seed=2)
 
 
@@ -103,8 +103,8 @@ def questions(count: int, *, seed: int) -> list[Prompt]:
     ]
 
 
-def ours(server: Server, prompts: list[Prompt]) -> Points:
-    """Our driver, streamed; the server's counter as the driver read it."""
+def ours(server: Server, prompts: list[Prompt]) -> tuple[Points, int]:
+    """Our driver, streamed: the server's counter as the driver read it, and the tokens of all prompts."""
     requests = tuple(
         Request(
             id=f"q{n}",
@@ -125,7 +125,8 @@ def ours(server: Server, prompts: list[Prompt]) -> Points:
     assert [r.error for r in seen.requests if r.error is not None] == []
     assert sum(r.output_tokens or 0 for r in seen.requests) == sum(p.output_tokens for p in prompts)
     assert (seen.client.in_flight_min, seen.client.in_flight_max) == (CONCURRENCY, CONCURRENCY)
-    return since_start([(s.t_s, s.generation_tokens) for s in seen.samples])
+    points = since_start([(s.t_s, s.generation_tokens) for s in seen.samples])
+    return points, sum(r.prompt_tokens or 0 for r in seen.requests)
 
 
 def theirs(server: Server, prompts: list[Prompt], folder: Path) -> tuple[Points, Result]:
@@ -148,49 +149,6 @@ def theirs(server: Server, prompts: list[Prompt], folder: Path) -> tuple[Points,
     return reader.points(), result
 
 
-class CounterReader:
-    """Reads the counters once a second in a thread of its own."""
-
-    def __init__(self, control: Control) -> None:
-        self._readings: list[Reading] = []
-        self._leave = threading.Event()
-        self._control = control
-        self._thread = threading.Thread(target=self._read)
-
-    def __enter__(self) -> CounterReader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._leave.set()
-        self._thread.join()
-
-    def _read(self) -> None:
-        for reading in poll(self._control.metrics, every_s=1.0):
-            self._readings.append(reading)
-            if self._leave.is_set():
-                return
-
-    def points(self) -> Points:
-        """On the clock of ``time.perf_counter()``."""
-        shift = time.perf_counter() - time.time()
-        found = [(r.t + shift, r.metrics.generation_tokens_total) for r in self._readings if r.metrics is not None]
-        return since_start(found)
-
-
-def since_start(readings: list[tuple[float, int | None]]) -> Points:
-    known = [(t, tokens) for t, tokens in readings if tokens is not None]
-    return [(t, tokens - known[0][1]) for t, tokens in known]
-
-
-def passed(points: Points, tokens: float) -> float:
-    """When so many tokens were there, between two readings in proportion."""
-    for (t0, n0), (t1, n1) in itertools.pairwise(points):
-        if n0 <= tokens <= n1 and n1 > n0:
-            return t0 + (t1 - t0) * (tokens - n0) / (n1 - n0)
-    raise AssertionError(f"{tokens} tokens were never reached, the last reading has {points[-1][1]}")
-
-
 def edges(prompts: list[Prompt]) -> tuple[float, float]:
     """The span of work: after as many tokens as the first wave has; before the last question is sent at the latest."""
     total = sum(prompt.output_tokens for prompt in prompts)
@@ -204,52 +162,100 @@ def rate(points: Points, prompts: list[Prompt]) -> tuple[float, float]:
     return (last - first) / seconds, seconds
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Both clients, one after the other."""
+
+    ours: float
+    """Output tokens per second, as are the following two."""
+    theirs: float
+    theirs_by_chunks: float
+    """The same span, by the arrival of its chunks."""
+    spans: tuple[float, float]
+    """Seconds of the two spans."""
+    counted: float
+    """Tokens of its whole run by the server's counter."""
+    result: Result
+    others: float
+    """Cores."""
+
+    @property
+    def difference(self) -> float:
+        return self.ours / self.theirs - 1
+
+    @property
+    def counter_errors(self) -> tuple[float, float]:
+        """Of the tokens of the whole run, of the rate of the span."""
+        return self.counted / self.result.output_tokens - 1, self.theirs / self.theirs_by_chunks - 1
+
+    @property
+    def quiet(self) -> bool:
+        return self.others <= QUIET_CORES
+
+
+def pair(server: Server, prompts: list[Prompt], folder: Path, *, ours_first: bool) -> Pair:
+    others, points = [], {}
+    for who in ("ours", "theirs") if ours_first else ("theirs", "ours"):
+        meter = Others()
+        if who == "ours":
+            points[who], prompt_tokens = ours(server, prompts)
+        else:
+            points[who], result = theirs(server, prompts, folder)
+        others.append(meter.cores())
+    assert prompt_tokens == result.prompt_tokens  # both asked the same
+    (our_rate, our_s), (their_rate, their_s) = (rate(points[who], prompts) for who in ("ours", "theirs"))
+    return Pair(
+        ours=our_rate,
+        theirs=their_rate,
+        theirs_by_chunks=rate(result.token_times, prompts)[0],
+        spans=(our_s, their_s),
+        counted=points["theirs"][-1][1],
+        result=result,
+        others=max(others),
+    )
+
+
 def test_throughput_agrees_with_vllm_bench_serve(server: Server, prompts: list[Prompt], tmp_path: Path) -> None:
-    rows, pairs, spans = [], [], []
-    for repeat in range(REPEATS):
-        points: dict[str, Points] = {}
-        for who in ("ours", "theirs") if repeat % 2 == 0 else ("theirs", "ours"):
-            if who == "ours":
-                points[who] = ours(server, prompts)
-            else:
-                points[who], result = theirs(server, prompts, tmp_path)
-        (our_rate, our_s), (their_rate, their_s) = (rate(points[who], prompts) for who in ("ours", "theirs"))
-        # The same tokens as the other client saw them arrive, over the same span of work.
-        seen_rate, _ = rate(result.token_times, prompts)
-        counted = points["theirs"][-1][1]
-        pairs.append(our_rate / their_rate - 1)
-        spans += [our_s, their_s]
-        rows.append(
-            f"| {repeat + 1} | {our_rate:.1f} | {their_rate:.1f} | {pairs[-1]:+.2%} | {our_s:.0f} / {their_s:.0f} "
-            f"| {counted:,.0f} | {result.output_tokens:,} | {counted / result.output_tokens - 1:+.3%} "
-            f"| {their_rate / seen_rate - 1:+.2%} | {result.output_tokens_per_s:.1f} |"
-        )
-        assert abs(counted / result.output_tokens - 1) <= COUNTER_LIMIT, rows[-1]
-        assert abs(their_rate / seen_rate - 1) <= COUNTER_LIMIT, rows[-1]
-    mean, spread = statistics.fmean(pairs), statistics.stdev(pairs)
-    print(table(server, prompts, rows, mean, spread))
-    assert min(spans) >= 60 or SPAN_S < 60
-    assert max(map(abs, pairs)) <= PAIR_LIMIT
-    assert abs(mean) <= MEAN_LIMIT
+    pairs: list[Pair] = []
+    while len(quiet := [p for p in pairs if p.quiet]) < REPEATS and len(pairs) < TRIES:
+        pairs.append(pair(server, prompts, tmp_path, ours_first=len(quiet) % 2 == 0))
+        print(row(len(pairs), pairs[-1]), flush=True)
+    print(table(server, prompts, pairs, quiet))
+    assert max(abs(error) for p in pairs for error in p.counter_errors) <= COUNTER_LIMIT
+    assert len(quiet) == REPEATS, "this machine was not quiet: stop what else runs on it"
+    assert min(seconds for p in quiet for seconds in p.spans) >= 60 or SPAN_S < 60
+    assert max(abs(p.difference) for p in quiet) <= PAIR_LIMIT
+    assert abs(statistics.fmean(p.difference for p in quiet)) <= MEAN_LIMIT
 
 
-def table(server: Server, prompts: list[Prompt], rows: list[str], mean: float, spread: float) -> str:
+def row(number: int, p: Pair) -> str:
+    counted, by_chunks = p.counter_errors
+    return (
+        f"| {number}{'' if p.quiet else ' (not quiet)'} | {p.ours:.1f} | {p.theirs:.1f} | {p.difference:+.2%} "
+        f"| {p.spans[0]:.0f} / {p.spans[1]:.0f} | {p.counted:,.0f} | {p.result.output_tokens:,} | {counted:+.3%} "
+        f"| {by_chunks:+.2%} | {p.result.output_tokens_per_s:.1f} | {p.others:.2f} |"
+    )
+
+
+def table(server: Server, prompts: list[Prompt], pairs: list[Pair], quiet: list[Pair]) -> str:
     first, last = edges(prompts)
+    found = [p.difference for p in quiet or pairs]
+    spread = f"{statistics.stdev(found):.2%}" if len(found) > 1 else "not known"
     return "\n".join(
         [
             "",
             f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, autotune {autotune.__version__}, "
-            f"vLLM {server.session.versions.get('vllm')}, {os.cpu_count()} cores, "
-            f"load average {os.getloadavg()[0]:.1f}",
+            f"vLLM {server.session.versions.get('vllm')}, {os.cpu_count()} cores",
             f"SmolLM2-135M, eager; {len(prompts)} questions, forced lengths {SHORTEST}-{LONGEST}, {CONCURRENCY} in "
             f"flight, streamed; output tokens/s by the server's counter from token {first:,.0f} to {last:,.0f}",
             "",
             "| pair | our driver | vllm bench serve | difference | spans, s | counter, tokens | bench, tokens "
-            "| counter - bench | counter - its chunks | bench, whole run |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-            *rows,
+            "| counter - bench | counter - its chunks | bench, whole run | others, cores |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
+            *(row(number, p) for number, p in enumerate(pairs, 1)),
             "",
-            f"mean difference {mean:+.2%} (limit {MEAN_LIMIT:.0%}), spread of the {len(rows)} pairs {spread:.2%}, "
-            f"limit of each pair {PAIR_LIMIT:.0%}",
+            f"mean difference of the {'quiet ' if quiet else ''}pairs {statistics.fmean(found):+.2%} "
+            f"(limit {MEAN_LIMIT:.0%}), spread {spread}; limit of each pair {PAIR_LIMIT:.0%}, of the counter "
+            f"{COUNTER_LIMIT:.0%} (tokens of the whole run; rate of the span against the arrival of its chunks)",
         ]
     )

@@ -73,6 +73,8 @@ class Exchange:
         """Chunks of streams so far: a sign of life."""
         self._session, self._target, self._load = session, target, load
         self._headers = target.headers()
+        self._open: dict[str, StreamReader] = {}
+        """Streams that have not ended, by request id."""
         # Bodies of the first wave are ready before the first send, so that all go out at once.
         self._ready = {request.id: body_of(request, target, load) for request in load.start}
 
@@ -88,6 +90,8 @@ class Exchange:
         ready = self._ready.pop(request.id) if request.id in self._ready else None
         url, body = ready or body_of(request, self._target, self._load)
         stream = StreamReader(keep_text=self._load.keep_text) if self._load.stream else None
+        if stream is not None:
+            self._open[request.id] = stream
         try:
             async with asyncio.timeout(self._load.request_limit_s):
                 answer = await self._exchange(url, body, stream)
@@ -97,7 +101,15 @@ class Exchange:
             answer = self._failed("timeout", f"no end within {self._load.request_limit_s:g} s")
         except OSError as error:
             answer = self._failed("connect", f"{type(error).__name__}: {error}")
+        self._open.pop(request.id, None)
         return self._closed(opened, answer, stream)
+
+    def begun(self, opened: RequestOutcome) -> RequestOutcome:
+        """A request that was given up before its end, with the time to its first token where it had one."""
+        stream = self._open.get(opened.id)
+        if stream is None or stream.first_s is None:
+            return opened
+        return replace(opened, ttft_s=stream.first_s - self.started_s - opened.sent_s)
 
     async def _exchange(self, url: str, body: bytes, stream: StreamReader | None) -> Answer:
         async with self._session.post(url, data=body, headers=self._headers, allow_redirects=False) as response:

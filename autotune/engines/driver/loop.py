@@ -132,6 +132,7 @@ class _Loop:
                 await asyncio.wait(self.tasks, timeout=CANCEL_LIMIT_S)
             if self.bug is not None:
                 raise self.bug
+            self.outcomes = [self.exchange.begun(r) if r.ended_s is None else r for r in self.outcomes]
             observation = self._observation(self.end_s)
             await self._idle()
         return observation

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import resource
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +201,22 @@ class TestLeftServers:
         assert named.text == f"vllm (pid 7) ({tmp_path / 'night' / 'attempts'})"
         ended = doctor.left_servers(tmp_path, clean=True)
         assert (ended.status, ended.text) == ("ok", "ended vllm (pid 7)")
+
+    def test_that_run_are_found_and_ended(self, tmp_path: Path) -> None:
+        folder = tmp_path / "night" / "attempts" / "0003"
+        code = (
+            "import os\nfrom pathlib import Path\nfrom autotune.engines.process import ServerProcess\n"
+            f"s = ServerProcess.start(['sleep', '300'], env=dict(os.environ), folder=Path({str(folder)!r}))\n"
+            "print(s.pid, flush=True)\nos._exit(9)\n"
+        )
+        pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout)
+        named = doctor.left_servers(tmp_path, clean=False)
+        assert (named.status, named.text) == ("note", f"sleep (pid {pid}) ({folder})")
+        ended = doctor.left_servers(tmp_path, clean=True)
+        assert f"ended sleep (pid {pid})" in ended.text
+        assert doctor.left_servers(tmp_path, clean=False).status == "ok"
+        status = Path(f"/proc/{pid}/status")
+        assert not status.exists() or "State:\tZ" in status.read_text()
 
     def test_one_that_cannot_be_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "night" / "attempts").mkdir(parents=True)

@@ -106,6 +106,16 @@ def test_a_streamed_answer_has_its_times(null: Null) -> None:
     assert second.ttft_s is not None
 
 
+def test_a_stream_that_is_given_up_keeps_the_time_to_its_first_token(null: Null) -> None:
+    null.configure(token_s=0.02)
+    load = plan(ask(0, tokens=500), ask(1, tokens=500), n=2, stream=True)
+    seen = run(null.target(), load, stop=lambda so_far: "enough" if so_far.t_s > 0.5 else None)
+    assert [(r.ended_s, r.ttft_s is None) for r in seen.requests] == [(None, False), (None, False)]
+    assert all(0 < (r.ttft_s or 0) < 0.4 for r in seen.requests)
+    plain = run(null.target(), plan(ask(2, tokens=500), n=1), stop=lambda so_far: "enough" if so_far.t_s > 0.3 else None)
+    assert plain.requests[0].ttft_s is None
+
+
 def test_chat_goes_the_same_way(null: Null) -> None:
     requests = [Request(id=f"c{i}", messages=(Message(role="user", content=f"1 {i}"),), max_tokens=4) for i in range(4)]
     for stream in (False, True):

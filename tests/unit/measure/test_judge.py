@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
-from autotune.measure.judge import WINDOW_FLOOR, judge
+from autotune.measure.intervals import LOAD_SD, START_SD
+from autotune.measure.judge import Known, judge
+from autotune.measure.stationary import stationary_load
 from autotune.measure.window import SteadyWindow
 from autotune.records.codec import dumps, loads
+from autotune.records.load import LoadPlan
 from autotune.records.measurement import Measurement
 from autotune.records.observation import Failure, Observation
 from autotune.records.trial import MeasureSpec
@@ -21,10 +25,13 @@ from tests.unit.measure.loads import (
     so_far,
     with_samples,
 )
+from tests.unit.measure.long_runs import Server as Sim
+from tests.unit.measure.long_runs import measured, prompts
 from tests.unit.measure.test_window import rows
 
 SPEC = MeasureSpec()
 A = "a-1000req-qwen3-32b-tp8-len32768.csv"
+C = "c-30req-qwen3-32b-tp4-yarn131072.csv"
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +54,25 @@ def test_a_steady_load(load: Observation) -> None:
     assert m.paired_high is not None
     assert m.low < m.paired_low < m.output_tokens_per_s < m.paired_high < m.high
     half = (m.paired_high - m.paired_low) / 2
-    assert WINDOW_FLOOR <= half / m.output_tokens_per_s <= SPEC.interval + WINDOW_FLOOR
+    unseen = 1.96 * math.hypot(LOAD_SD, START_SD)
+    assert unseen <= half / m.output_tokens_per_s <= math.hypot(SPEC.interval, unseen) * 1.01
     assert m.finished_requests > 16
     assert m.failed_requests == 0
     assert m.truncated_share == 0
     assert m.running_mean == pytest.approx(16, abs=0.3)
     assert m.preemptions == 0
-    assert set(m.violations) == {"failed_requests", "engine", "stall", "preemptions", "kv", "drift", "truncation"}
+    rules = {"failed_requests", "engine", "stall", "preemptions", "kv", "drift", "truncation", "ttft", "tpot"}
+    assert set(m.violations) == rules
     assert loads(Measurement, dumps(m)) == m
 
 
 def test_forced_lengths_have_no_truncation_and_no_error_of_the_lengths(load: Observation) -> None:
-    m = judge(load, SPEC, CAPACITY, forced=True)
+    asked = {r.id: r.output_tokens or 1 for r in load.requests}
+    m = judge(load, SPEC, CAPACITY, planned=asked)
+    assert m.valid
     assert m.truncated_share is None
     assert (m.low, m.high) == (m.paired_low, m.paired_high)
-    asked = {r.id: r.output_tokens or 1 for r in load.requests}
-    assert judge(load, SPEC, CAPACITY, forced=True, planned=asked).valid
-    off = judge(load, SPEC, CAPACITY, forced=True, planned={**asked, "r0": 5})
+    off = judge(load, SPEC, CAPACITY, planned={**asked, "r0": 5})
     assert (off.outcome, off.output_tokens_per_s) == ("invalid", None)
     assert off.invalid_reasons[0].startswith("lengths_off")
 
@@ -228,5 +237,115 @@ def test_a_real_run_with_a_full_cache_is_saturated_and_kv_is_named(t_s: float | 
 
 
 def test_thirty_long_answers_never_settle() -> None:
-    m = judge(replay(rows("c-30req-qwen3-32b-tp4-yarn131072.csv")), SPEC, CAPACITY)
+    m = judge(replay(rows(C)), SPEC, CAPACITY)
     assert (m.outcome, m.stable, m.bottleneck) == ("not_settled", False, None)
+
+
+@pytest.mark.parametrize("name", [A, C])
+def test_no_moment_of_a_real_run_reads_as_stable(name: str) -> None:
+    """Timeline a looks healthy for 410 s (nothing waits), c drains from its first end."""
+    table = rows(name)
+    for row in table:
+        t_s = float(row["t_s"])
+        m = judge(replay(table, until_s=t_s), SPEC, CAPACITY)
+        assert not m.stable
+        assert m.outcome in ("not_settled", "saturated")
+        if m.outcome == "saturated":
+            assert name == A
+            assert t_s > 380  # over 95 % of the cache, seconds before the first preemption
+            assert m.bottleneck is not None
+            assert m.bottleneck.kind == "kv"
+
+
+def test_the_verdict_of_the_live_rule_on_a_real_run_names_the_cache() -> None:
+    seen = ended_by(SteadyWindow(SPEC), replay(rows(A)))
+    m = judge(seen, SPEC, CAPACITY)
+    assert (seen.end, m.outcome, m.stable) == ("stopped:not_settled", "not_settled", False)
+    assert m.bottleneck is not None
+    assert m.bottleneck.kind == "kv"
+    assert "full in about" in m.bottleneck.evidence
+    patient = dataclasses.replace(SPEC, settle_limit_s=450.0)
+    m = judge(ended_by(SteadyWindow(patient), replay(rows(A))), patient, CAPACITY)
+    assert (m.outcome, m.stable) == ("saturated", False)
+    assert m.bottleneck is not None
+    assert m.bottleneck.kind == "kv"
+
+
+@pytest.fixture(scope="module")
+def server() -> Sim:
+    return Sim(tp=1, mean=1_000, seed=3)
+
+
+def test_a_load_in_its_steady_state_is_judged_by_its_law(server: Sim) -> None:
+    small, load = measured(server, server.known(), concurrencies=[16, 120], prior=server.physics)
+    assert (load.outcome, load.valid, load.stable) == ("steady", True, True)
+    assert load.load_s < 60
+    assert load.correction is not None
+    assert load.output_tokens_per_s == pytest.approx(
+        load.correction.window_tokens_per_s * load.correction.factor, rel=1e-9
+    )
+    assert (load.low, load.high) == (load.paired_low, load.paired_high)  # nothing about the lengths is in doubt
+    assert load.truncated_share == server.law.cut_share > 0
+    assert load.mean_output_tokens == pytest.approx(server.law.mean)
+    assert small.output_tokens_per_s is not None
+    assert load.output_tokens_per_s is not None
+    assert small.output_tokens_per_s < load.output_tokens_per_s
+    assert load.bottleneck is not None
+    assert load.bottleneck.kind == "bandwidth"
+    assert loads(Measurement, dumps(load)) == load
+
+
+def test_lengths_from_a_probe_widen_the_forecast_s_interval_alone(server: Sim) -> None:
+    (load,) = measured(server, server.probe(64), concurrencies=[100], prior=server.physics)
+    assert load.low is not None
+    assert load.high is not None
+    assert load.paired_low is not None
+    assert load.paired_high is not None
+    assert load.low < load.paired_low
+    assert load.paired_high < load.high
+
+
+def test_truncation_by_the_law_can_be_a_violation(server: Sim) -> None:
+    strict = dataclasses.replace(SPEC, truncation_limit=0.01)
+    (load,) = measured(server, server.known(), concurrencies=[30], prior=None, spec=strict)
+    assert load.violations["truncation"] == pytest.approx(server.law.cut_share / 0.01 - 1)
+    assert not load.stable
+
+
+def test_more_in_flight_than_the_cache_holds_is_said_and_saturated(server: Sim) -> None:
+    (load,) = measured(server, server.known(), concurrencies=[2 * server.concurrency], prior=server.physics)
+    assert (load.outcome, load.stable, load.correction) == ("saturated", False, None)
+    assert load.output_tokens_per_s is not None
+    assert any("was foreseen" in note for note in load.notes)
+
+
+def test_a_server_that_answers_other_lengths_than_were_forced_is_invalid(server: Sim) -> None:
+    """A model that stops at its own end in spite of ``ignore_eos``."""
+    with server.engine.session(server.settings) as session:
+        steady = stationary_load(server.law, prompts(), concurrency=20, refill=400, seed=0, salt="s", ids=(1, 2, 3))
+        known = Known(load=steady, answers=server.known())
+        seen = session.observe(
+            LoadPlan(start=steady.start, refill=steady.refill), stop=SteadyWindow(SPEC, start="stationary")
+        )
+        early = tuple(
+            dataclasses.replace(r, output_tokens=r.output_tokens - 1) if r.output_tokens else r for r in seen.requests
+        )
+        m = judge(dataclasses.replace(seen, requests=early), SPEC, session.capacity, known=known)
+    assert m.outcome == "invalid"
+    assert m.invalid_reasons[0].startswith("lengths_off")
+
+
+def test_answers_from_an_earlier_load_s_cache_are_invalid(server: Sim) -> None:
+    with server.engine.session(server.settings) as session:
+        steady = stationary_load(server.law, prompts(), concurrency=20, refill=400, seed=0, salt="s", ids=(1, 2, 3))
+        known = Known(load=steady, answers=server.known())
+        seen = session.observe(
+            LoadPlan(start=steady.start, refill=steady.refill), stop=SteadyWindow(SPEC, start="stationary")
+        )
+        again = [
+            dataclasses.replace(s, prefix_queries=s.prompt_tokens, prefix_hits=(s.prompt_tokens or 0) // 2)
+            for s in seen.samples
+        ]
+        m = judge(with_samples(seen, again), SPEC, session.capacity, known=known)
+    assert m.outcome == "invalid"
+    assert any(reason.startswith("prefix_reuse") for reason in m.invalid_reasons)

@@ -268,3 +268,14 @@ def test_a_real_run_that_may_go_on_is_saturated_once_its_cache_is_full() -> None
     cut = ended_by(SteadyWindow(spec), replay(rows("a-1000req-qwen3-32b-tp8-len32768.csv")))
     assert cut.end == "stopped:saturated"
     assert cut.t_s >= 450
+
+
+def test_a_stationary_start_with_a_queue_opens_when_all_that_can_run_do() -> None:
+    lengths = lognormal(3000, 400, 0.5)
+    load = closed_loop(Server(max_num_seqs=8, noise=0.05), lengths, n=32, until_s=90, ages=[100] * 8 + [0] * 24)
+    view = View(load, slots=8)
+    assert view.burst_over_s is not None
+    assert view.burst_over_s < 3
+    cut = ended_by(SteadyWindow(SPEC, start="stationary", slots=8), load)
+    assert cut.end == "stopped:steady"
+    assert cut.t_s < 35

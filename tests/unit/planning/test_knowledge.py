@@ -10,7 +10,7 @@ import pytest
 from autotune.physics.memory import fits
 from autotune.physics.stepstart import from_card
 from autotune.physics.steptime import CONSTANTS, StepModel
-from autotune.planning.knowledge import Knowledge, learn, windows_of
+from autotune.planning.knowledge import Knowledge, learn
 from autotune.records.observation import Capacity
 from autotune.records.settings import Settings
 from autotune.records.trial import TrialResult
@@ -56,17 +56,9 @@ def test_without_trials_it_is_the_physics() -> None:
     assert knowledge.fit(TP4).kv_capacity_tokens == fits(card(), H200, TP4).kv_capacity_tokens
 
 
-def test_windows_are_those_of_one_engine_and_steady() -> None:
-    trial = seen(TRUTH, TP4, engines=2)
-    windows = windows_of(trial)
-    assert [w.batch for w in windows] == [8, 64, 128, 200]
-    assert windows[1].kv_tokens == pytest.approx(64 * 6000)
-    assert windows[1].output_tokens_per_s == pytest.approx(TRUTH.rate(64, 64 * 6000, 0.03 * 64 * 40))
-    assert windows[1].weight == 2.0  # twenty seconds
-    for bad in ({"outcome": "saturated"}, {"valid": False}, {"kv_usage_mean": None}, {"running_mean": None}):
-        spoilt = dataclasses.replace(trial, loads=tuple(dataclasses.replace(x, **bad) for x in trial.loads))
-        assert windows_of(spoilt) == []
-    assert windows_of(dataclasses.replace(trial, capacity=None)) == []
+def test_a_trial_that_did_not_say_what_it_holds_teaches_no_steps() -> None:
+    silent = dataclasses.replace(seen(TRUTH, TP4), capacity=None)
+    assert learn(card(), H200, [silent]).fitted == ()
 
 
 def test_its_own_windows_give_the_constants() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.errors import InputError
+from autotune.errors import InputError, NothingStableError
 from autotune.physics.gpus import GIB, parse_gpus
 from autotune.physics.memory import fits
 from autotune.planning.space import (
@@ -77,7 +77,7 @@ def test_every_tp_and_dp_is_a_layout() -> None:
 
 def test_layouts_keep_what_is_fixed() -> None:
     assert set(layouts(4, {"tensor_parallel_size": 2})) == {
-        Settings(tensor_parallel_size=2, data_parallel_size=dp) for dp in (1, 2, 4)
+        Settings(tensor_parallel_size=2, data_parallel_size=dp) for dp in (1, 2)
     }
     assert layouts(8, {"tensor_parallel_size": 16}) == (Settings(tensor_parallel_size=16, data_parallel_size=1),)
     assert {s["data_parallel_size"] for s in layouts(8, {"tensor_parallel_size": 3})} == {1, 2}
@@ -104,8 +104,12 @@ def test_in_doubt_it_may_be_launched() -> None:
     spec = StudySpec(model="m", fixed=tight.to_data(), space={"max_num_seqs": (1024,)})
     assert list(space_of(spec, 1, card=card(), hardware=parse_gpus("H200")).candidates())
     hopeless = StudySpec(model="m", fixed={"gpu_memory_utilization": 0.45}, space={"max_num_seqs": (1024,)})
-    with pytest.raises(InputError, match="may be launched"):
+    with pytest.raises(NothingStableError, match="m does not fit on 1xH200") as caught:
         space_of(hopeless, 1, card=card(), hardware=parse_gpus("H200"))
+    assert "2 x H200 serve max_model_len 40960" in (caught.value.hint or "")
+    refused = StudySpec(model="m", space={"tensor_parallel_size": (4,)})
+    with pytest.raises(InputError, match="may be launched"):
+        space_of(refused, 1, card=card(), hardware=parse_gpus("H200"))
 
 
 def test_the_context_is_as_long_as_the_longest_request() -> None:

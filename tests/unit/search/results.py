@@ -19,7 +19,7 @@ def load(concurrency: int, rate: float | None, **changes: Any) -> Measurement:
         "valid": True,
         "invalid_reasons": (),
         "stable": True,
-        "violations": {"failed_requests": -0.01, "kv_headroom": -0.5},
+        "violations": {"failed_requests": -0.01, "kv": -0.5},
         "output_tokens_per_s": rate,
         "paired_low": None if rate is None else rate * 0.98,
         "paired_high": None if rate is None else rate * 1.02,

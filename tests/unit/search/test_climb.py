@@ -4,7 +4,7 @@ import pytest
 
 from autotune.records.measurement import Measurement
 from autotune.records.trial import ConcurrencyPlan
-from autotune.search.climb import best_load, next_concurrency
+from autotune.search.climb import best_load, next_concurrency, planned_values
 from tests.unit.search.results import load
 
 
@@ -76,3 +76,25 @@ def test_only_steady_valid_stable_loads_can_be_best() -> None:
     assert best_load(loads) == 0
     assert best_load(loads[1:]) is None
     assert best_load([load(16, 100), load(8, 100)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "loads"),
+    [
+        ((160,), (8, 64, 160)),
+        ((80,), (8, 80)),
+        ((32, 100), (8, 64, 32, 100)),
+        ((8, 64, 200), (8, 64, 200)),
+        ((10,), (10,)),
+        ((4,), (4,)),
+        ((), ()),
+    ],
+)
+def test_calibration_adds_small_batches_that_are_not_there(values: tuple[int, ...], loads: tuple[int, ...]) -> None:
+    assert planned_values(ConcurrencyPlan(values=values, calibrate=True)) == loads
+    assert planned_values(ConcurrencyPlan(values=values)) == values
+
+
+def test_calibration_loads_come_first() -> None:
+    plan = ConcurrencyPlan(values=(160,), calibrate=True)
+    assert climb(plan, {n: load(n, 10.0 * n) for n in (8, 64, 160)}) == [8, 64, 160]
