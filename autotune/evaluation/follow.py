@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ import numpy as np
 
 from autotune.errors import InputError
 from autotune.evaluation.follow_completions import forecast_completions
-from autotune.evaluation.follow_input import Completions, read_series
 from autotune.evaluation.follow_draws import LawDraws, draw_laws
+from autotune.evaluation.follow_input import Completions, read_series
 from autotune.evaluation.follow_law import USUAL_PROMPT
 from autotune.evaluation.follow_replay import Flight, Population, read_flight, replay
 from autotune.evaluation.follow_series import RunSeries, RunStretch, run_stretch
-from autotune.evaluation.follow_steps import HIT_SHARE, KV_FULL, kv_capacity, kv_in_use, run_limits, step_model
+from autotune.evaluation.follow_steps import HIT_SHARE, KV_FULL, kv_capacity, kv_in_use, run_limits, step_draws
 from autotune.physics.closed_loop import run_closed_loop
 from autotune.physics.forecast import COPY_FLIGHT, LEVEL, copied, spread_of, student_quantile
 from autotune.physics.lengths import AnswerLengths
@@ -140,9 +139,9 @@ def follow(
     found = draw_laws(flight, kv_in_use(series, flight), max_tokens, lengths, DRAWS, rng)
     capacity = kv_capacity(series, flight, found, max_tokens)
     middle = replay(found.flights[0], found.chance(0), max_tokens, rng)
-    model = step_model(series, flight, middle[2], capacity, found.prompt_tokens)
+    models = step_draws(series, flight, middle[2], capacity, found.prompt_tokens, DRAWS, rng)
     limits = run_limits(series, flight, capacity, max_tokens, found.prompt_tokens)
-    draws = [_simulate(found, i, series.engines, model, limits, max_tokens, rng) for i in range(DRAWS)]
+    draws = [_simulate(found, i, series.engines, *models[i], limits, max_tokens, rng) for i in range(DRAWS)]
     logs = [math.log(max(0.5, seconds)) for seconds, _ in draws]
     _, spread = spread_of(logs, MODEL_SD)
     centre, reach = statistics.median(logs), student_quantile(DRAWS - 1) * spread
@@ -185,6 +184,7 @@ def _simulate(
     number: int,
     engines: int,
     model: StepModel,
+    recompute_factor: float,
     limits: EngineLimits,
     max_tokens: int,
     rng: np.random.Generator,
@@ -214,10 +214,10 @@ def _simulate(
         max_num_seqs=max(1, round(limits.max_num_seqs / factor)),
         max_num_batched_tokens=max(64, round(limits.max_num_batched_tokens / factor)),
         hit_share=HIT_SHARE[0] + (HIT_SHARE[1] - HIT_SHARE[0]) * (number + 0.5) / DRAWS,
+        recompute_factor=recompute_factor,
     )
-    drawn = model.draw(random.Random(number))
     run = run_closed_loop(
-        copied(drawn, factor),
+        copied(model, factor),
         small,
         requests,
         max(1, round(flight.concurrency / factor), len(resident)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -37,8 +38,7 @@ class LawDraws:
 
     def chance(self, number: int) -> Chance:
         """Chance to end, by the law of a draw."""
-        law = self.chosen[number]
-        return lambda ages, advance: self.table.chance(law, ages, advance)
+        return functools.partial(self.table.chance, self.chosen[number])
 
     @property
     def prompt_tokens(self) -> float:
@@ -88,15 +88,14 @@ def _posterior(flight: Flight, kv_tokens: Array, max_tokens: int, rng: np.random
     def start(family: LawFamily) -> Array:
         if one_by_one or not flight.plateau:
             return np.zeros(len(family.points))
-        loop = plateau(family)
-        return tempered(loop.log_likelihood, loop.events)
+        return plateau(family).log_likelihood
 
     family = posterior_family(max_tokens, start) if flight.plateau and not one_by_one else broad_family(max_tokens)
     for _ in range(PASSES if first < len(flight.readings) else 0):
         table = table_of_family(family, max_tokens)
         mean = LawTable(table.cell, table.survival.mean(axis=0)[None, :])
         replayed = _prompted(flight, float(np.median(plateau(family).prompt_tokens)))
-        _, exposures, _ = replay(replayed, lambda ages, advance, m=mean: m.chance(0, ages, advance), max_tokens, rng)
+        _, exposures, _ = replay(replayed, functools.partial(mean.chance, 0), max_tokens, rng)
         events = sum(e.ended or 0.0 for e in exposures if e.interval >= first)
 
         def likelihood(tried: LawFamily, seen: list[Exposure] = exposures, events: float = events) -> Array:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from autotune.evaluation.follow_replay import Exposure, Flight
 from autotune.physics.laws import LengthLaw
-from autotune.physics.lengths_prior import LawFamily
+from autotune.physics.lengths_prior import TRUST, LawFamily
 
 Array = npt.NDArray[np.float64]
 
@@ -30,6 +30,8 @@ LATE_STARTS, LATE_SD = 20.0, 0.08
 """Starts after the cache was full that say something of the mean length, and the relative error of that."""
 KV_SD, AGE_SD, KV_GROUPS = 0.03, 0.8, 10
 """KV tokens: relative error beside chance; spread of one age over the mean age; stretches looked at."""
+KV_STEP = 0.0005
+"""KV use is printed in steps of 0.001: its error."""
 PROMPT_VARIANCE, START_SD = 0.4, 0.03
 """Variance of a prompt's length over its mean squared; relative error of starts beside chance."""
 USUAL_PROMPT = 300.0
@@ -107,9 +109,11 @@ def end_likelihood(table: LawTable, exposures: Sequence[Exposure], first: int = 
             continue  # most are at the limit: the clock's own error decides when they end
         counts = np.bincount(np.minimum(place, CELLS - 1).astype(int), minlength=CELLS).astype(float)
         cells = np.nonzero(counts)[0]
-        middle = cells + 0.5
+        middle: Array = cells.astype(np.float64) + 0.5
         now = _shifted(table.survival, middle)
-        then = _shifted(table.survival, np.minimum(middle + exposure.advance / table.cell, float(CELLS)))
+        then = _shifted(
+            table.survival, np.asarray(np.minimum(middle + exposure.advance / table.cell, CELLS), dtype=float)
+        )
         expected += ((1.0 - then / np.maximum(now, 1e-12)) * counts[cells]).sum(axis=1)
         seen += exposure.ended
         if seen >= JOINED:
@@ -131,8 +135,7 @@ class LoopFit:
     """How well each law explains a closed loop whose ends are not seen."""
 
     log_likelihood: Array
-    events: float
-    """Answers that it rests on."""
+    """Tempered: see ``lengths_prior.TRUST``."""
     prompt_tokens: Array
     """Mean of a prompt that goes with each law best; NaN: not seen."""
 
@@ -156,20 +159,21 @@ def loop_likelihood(table: LawTable, flight: Flight, kv_tokens: Array) -> LoopFi
     free = int(np.argmax(flight.full)) if flight.full.any() else len(level)
     if free >= FREE_READINGS:
         usable[free:] = False  # once sequences were preempted their ages are out of step
-    total, prompts, events = _start_fit(began, flight, usable)
+    total, prompts = _start_fit(began, flight, usable)
     total = total + _late_fit(table, flight, prompts, free) if free >= FREE_READINGS else total
     usable &= np.isfinite(kv_tokens) & (kv_tokens > 0) & (level >= 0.9 * level.max()) & ~flight.full
     if usable.any():
         held = np.stack([np.interp(clock[usable], grid, row) for row in ages])
         usual = np.where(np.isfinite(prompts), prompts, USUAL_PROMPT)
         misses = np.log((held + usual[:, None]) * level[usable][None, :] / kv_tokens[usable][None, :])
-        total = total + _kv_fit(misses, clock[usable], table.means(), flight)
+        usage = np.array([r.kv_usage or 1.0 for r in flight.readings])[usable]
+        total = total + _kv_fit(misses, clock[usable], table.means(), flight.concurrency, KV_STEP / usage)
     # While the level holds, no more can have been sent than there are.
     sent = began[:, : flight.plateau].sum(axis=1)
-    return LoopFit(total - 50.0 * np.maximum(0.0, sent / flight.requests - 1.0), events, prompts)
+    return LoopFit(total - 50.0 * np.maximum(0.0, sent / flight.requests - 1.0), prompts)
 
 
-def _kv_fit(misses: Array, clock: Array, means: Array, flight: Flight) -> Array:
+def _kv_fit(misses: Array, clock: Array, means: Array, in_flight: int, rounding: Array) -> Array:
     """Likelihood of the KV tokens: mean misses of a few stretches.
 
     The ages of so many in flight add up to their expectation within ``AGE_SD`` over the root of their number,
@@ -180,7 +184,10 @@ def _kv_fit(misses: Array, clock: Array, means: Array, flight: Flight) -> Array:
     sizes = np.diff(np.append(edges, len(clock)))
     mean = np.add.reduceat(misses, edges, axis=1) / sizes[None, :]
     lasting = (clock[ends] - np.where(edges > 0, clock[np.maximum(edges - 1, 0)], 0.0))[None, :] / means[:, None]
-    variance = KV_SD**2 + AGE_SD**2 / max(1, flight.concurrency) / (1.0 + lasting)
+    coarse = np.add.reduceat(rounding, edges) / sizes
+    # Sent at once, all have the same age; chance comes in as they are replaced.
+    replaced = np.minimum(1.0, clock[ends][None, :] / means[:, None])
+    variance = KV_SD**2 + coarse[None, :] ** 2 + replaced * AGE_SD**2 / max(1, in_flight) / (1.0 + lasting)
     # Stretches shorter than an answer repeat each other.
     weight = np.minimum(1.0, lasting + 0.2)
     return np.asarray((-0.5 * weight * (mean**2 / variance + np.log(variance))).sum(axis=1))
@@ -225,11 +232,11 @@ def _renewal(table: LawTable, longest: float) -> tuple[Array, Array, Array]:
     spectrum = 1.0 / (1.0 - np.fft.rfft(mass * damp, axis=1))
     starts = np.fft.irfft(spectrum, FOURIER, axis=1)[:, :cells] / damp[:cells]
     ages = np.fft.irfft(spectrum * np.fft.rfft(aged * damp, axis=1), FOURIER, axis=1)[:, :cells] / damp[:cells]
-    return np.cumsum(starts, axis=1), ages, np.arange(cells) * table.cell
+    return np.asarray(np.cumsum(starts, axis=1)), np.asarray(ages), np.arange(cells, dtype=float) * table.cell
 
 
-def _start_fit(began: Array, flight: Flight, usable: npt.NDArray[np.bool_]) -> tuple[Array, Array, float]:
-    """Likelihood of the starts that are seen, the mean prompt that goes with each law, and how many starts.
+def _start_fit(began: Array, flight: Flight, usable: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Likelihood of the starts that are seen, and the mean prompt that goes with each law.
 
     Starts are seen as such where ends are; else as prompt tokens, with the best mean prompt for each law.
     """
@@ -237,7 +244,7 @@ def _start_fit(began: Array, flight: Flight, usable: npt.NDArray[np.bool_]) -> t
     prompts = np.full(members, np.nan if flight.prompt_tokens is None else flight.prompt_tokens)
     known = not np.isnan(flight.ended).any()
     if not usable.any() or (not known and any(r.prompt_tokens is None for r in flight.readings)):
-        return np.zeros(members), prompts, 1.0
+        return np.zeros(members), prompts
     level = flight.readings[0].running
     growth = np.diff(np.array([r.running for r in flight.readings]), prepend=0.0)
     seen = flight.ended + growth if known else np.array([r.prompt_tokens or 0.0 for r in flight.readings])
@@ -253,8 +260,11 @@ def _start_fit(began: Array, flight: Flight, usable: npt.NDArray[np.bool_]) -> t
     mean = np.ones(members)
     if not known:
         if grouped.sum() <= 0:
-            return np.zeros(members), prompts, 1.0
+            return np.zeros(members), prompts
         mean = (grouped[None, :] * counts / variance).sum(axis=1) / (counts**2 / variance).sum(axis=1)
         prompts = mean
     errors = (grouped[None, :] / mean[:, None] - counts) ** 2 / variance + np.log(variance)
-    return -0.5 * errors.sum(axis=1), prompts, float(grouped.sum() / np.median(mean))
+    # The first group counts in full: it tells the prompts. What follows is the law's, which is not the truth.
+    weight = np.full(len(edges), min(1.0, TRUST / max(1.0, float(np.median(counts.sum(axis=1))))))
+    weight[0] = 1.0
+    return np.asarray(-0.5 * (errors * weight).sum(axis=1)), prompts

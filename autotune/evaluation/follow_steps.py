@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.evaluation.follow_draws import LawDraws
-from autotune.evaluation.follow_replay import Flight, queued_beside_room, replay
+from autotune.evaluation.follow_replay import FULL_KV, Flight, queued_beside_room, replay
 from autotune.evaluation.follow_series import RunSeries
 from autotune.physics.fluid import RECOMPUTED
 from autotune.physics.simulator import EngineLimits
-from autotune.physics.stepfit import NOISE_PRIOR, StepWindow, fit, slowdown
+from autotune.physics.stepdraws import posterior_draws
+from autotune.physics.stepfit import NOISE_PRIOR, StepWindow, fit
 from autotune.physics.steptime import CONSTANTS, StepModel
 
 Array = npt.NDArray[np.float64]
@@ -88,10 +89,21 @@ def _capacity(flight: Flight, written: Array, first: int | None = None) -> float
     return float(1.0 / per_token) if per_token > 0 else None
 
 
-def step_model(
-    series: RunSeries, flight: Flight, written: Array, capacity: float | None, prompt_tokens: float
-) -> StepModel:
-    """Constants of one engine, fitted to the readings."""
+def step_draws(
+    series: RunSeries,
+    flight: Flight,
+    written: Array,
+    capacity: float | None,
+    prompt_tokens: float,
+    count: int,
+    rng: np.random.Generator,
+) -> list[tuple[StepModel, float]]:
+    """Equally likely constants of one engine, given the readings, each with its ``recompute_factor``.
+
+    Args:
+        written: tokens written by those that run, at the end of each interval.
+        prompt_tokens: mean.
+    """
     engines = series.engines
     start = StepModel(
         t0_s=T0_S,
@@ -101,7 +113,27 @@ def step_model(
         beyond_s=BEYOND_S,
         log_covariance=_server_covariance(),
     )
-    readings = flight.readings
+    rows, slowed = map(_weighed, _windows(series, flight, written, capacity, prompt_tokens))
+    fitted = fit(rows, start, slowed=slowed) if rows or slowed else start
+    drawn = posterior_draws(start, fitted, rows, slowed, count, rng)
+    if capacity is None:
+        return [(model, 1.0) for model, _ in drawn]
+    # The simulator computes preempted sequences again; what that costs a token is set so that its steps are as
+    # much slower with a full cache as was seen, or as is usual.
+    ran = sum(r.running for r in flight.readings)
+    held = capacity / engines
+    batch = held / (prompt_tokens + max(1.0, float(written.sum()) / max(1.0, ran)))
+    if slowed:
+        batch = statistics.fmean(w.batch for w in slowed)
+    again = RECOMPUTED * (1 - sum(HIT_SHARE) / 2) * batch
+    return [(m, (slow - 1.0) * m.step_s(batch, held) / (again * m.prefill_token_s)) for m, slow in drawn]
+
+
+def _windows(
+    series: RunSeries, flight: Flight, written: Array, capacity: float | None, prompt_tokens: float
+) -> tuple[list[StepWindow], list[StepWindow]]:
+    """The intervals of one engine, those with a full cache apart."""
+    engines, readings = series.engines, flight.readings
     usage = kv_in_use(series, flight) if capacity else np.full(len(readings), np.nan)
     rows: list[StepWindow] = []
     slowed: list[StepWindow] = []
@@ -114,7 +146,7 @@ def step_model(
             u if np.isfinite(u) else w + r.running * prompt_tokens
             for u, w, r in ((usage[j], written[j], readings[j]) for j in (i - 1, i))
         ]
-        full = max(before.kv_highest or 0.0, now.kv_highest or 0.0) >= 0.97
+        full = max(before.kv_highest or 0.0, now.kv_highest or 0.0) >= FULL_KV
         (slowed if full else rows).append(
             StepWindow(
                 batch=batch,
@@ -123,21 +155,7 @@ def step_model(
                 prompt_tokens_per_s=(now.prompt_tokens or 0.0) / now.span_s / engines,
             )
         )
-    if not rows and not slowed:
-        return start
-    slowed = _weighed(slowed)
-    model = fit(_weighed(rows), start, slowed=slowed)
-    if not slowed:
-        return model
-    # The simulator computes preempted sequences again; what that costs a token is set so that its steps are as
-    # much slower as those that were seen.
-    factor = slowdown(model, slowed)
-    batch = statistics.fmean(w.batch for w in slowed)
-    step = statistics.fmean(model.step_s(w.batch, w.kv_tokens) for w in slowed)
-    again = RECOMPUTED * (1 - sum(HIT_SHARE) / 2) * batch
-    return dataclasses.replace(model, prefill_token_s=max(1e-6, (factor - 1.0) * step / again)).widened(
-        prefill_token_s=0.2
-    )
+    return rows, slowed
 
 
 def _server_covariance() -> tuple[tuple[float, ...], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from dataclasses import dataclass
 
 from autotune.measure.rate import Rate, t975
@@ -23,6 +24,10 @@ START_SD, LOAD_SD = 0.01, 0.01
 by 1.1 % (peers' repeats); corrected windows of one H200 start scattered by 0.7 %."""
 
 LAW_DRAWS = 400
+LAW_WIDTH = 1.1
+"""Laws drawn from few answers differ a little less than the truth does from their mean (probes of 64 and 128
+lognormal answers, simulated: 0.94 of the intervals covered without it, 0.95 with)."""
+LARGEST_SKEW = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +60,22 @@ def given_the_lengths(rate: Rate, correction_sd: float = 0.0) -> Reach | None:
 def of_the_lengths(model: StepModel, run: LongRun, engines: int, answers: AnswerLengths, seed: int = 0) -> Reach:
     """95 % reach of what other laws, as likely as the best one, would make of the rate.
 
-    The batch stays; context, prompts and their prefill follow each law.
+    The batch stays; context, prompts and their prefill follow each law. A probe that misses the longest answers
+    thinks itself surer than one that has them, and is too fast: the plain quantiles of the draws cover 0.90-0.93,
+    and leave the truth below them four times as often as above. So they are moved by the draws' own bias and skew
+    (Hall, 1992, On the removal of skewness by transformation: by ``skew * (2 z^2 + 1) / 6`` standard deviations).
     """
     rng = random.Random(seed)
     base = math.log(_rate(model, run, engines, answers.law.mean, answers.law.age_mean))
-    logs = []
-    for _ in range(LAW_DRAWS):
-        law = answers.draw(rng)
-        logs.append(math.log(_rate(model, run, engines, law.mean, law.age_mean)) - base)
-    logs.sort()
-    edge = round(0.025 * (LAW_DRAWS - 1))
-    return Reach(low=math.exp(min(0.0, logs[edge])), high=math.exp(max(0.0, logs[-1 - edge])))
+    laws = (answers.draw(rng) for _ in range(LAW_DRAWS))
+    logs = [math.log(_rate(model, run, engines, law.mean, law.age_mean)) - base for law in laws]
+    bias, sd = statistics.fmean(logs), statistics.pstdev(logs)
+    if sd < 1e-9:
+        return Reach(low=1.0, high=1.0)
+    skew = statistics.fmean(((x - bias) / sd) ** 3 for x in logs)
+    shift = max(-LARGEST_SKEW, min(LARGEST_SKEW, skew)) * (2 * Z * Z + 1) / 6
+    low, high = (LAW_WIDTH * (sd * (z + shift) - bias) for z in (-Z, Z))
+    return Reach(low=math.exp(min(0.0, low)), high=math.exp(max(0.0, high)))
 
 
 def _rate(model: StepModel, run: LongRun, engines: int, answer_tokens: float, age: float) -> float:

@@ -17,9 +17,7 @@ QUEUED_WEIGHT = 4
 class ServerSim:
     """Engines of one server; each has its own clock, requests go to the least loaded."""
 
-    def __init__(
-        self, model: StepModel, limits: EngineLimits, *, engines: int = 1, noise: Noise | None = None
-    ) -> None:
+    def __init__(self, model: StepModel, limits: EngineLimits, *, engines: int = 1, noise: Noise | None = None) -> None:
         if engines < 1:
             raise ValueError(f"a server needs at least one engine, got {engines}")
         self.engines = [EngineSim(model, limits, noise=noise) for _ in range(engines)]

@@ -95,13 +95,6 @@ class LengthLaw:
         """Same for the answers in flight in a steady state: an answer is met in proportion to its length."""
         return self._at(self._biased, share * self._biased[-1])
 
-    def longer(self, tokens: float, share: float) -> float:
-        """Quantile of the lengths of those answers that are longer than ``tokens``."""
-        alive = self.survival(tokens)
-        if alive <= 1e-12:
-            return max(self.tokens[-1], tokens)
-        return max(self.quantile(1.0 - alive * (1.0 - share)), math.nextafter(tokens, math.inf))
-
     def sample(self, count: int, rng: random.Random) -> list[int]:
         """Independent lengths."""
         return [self._whole(self.quantile(rng.random())) for _ in range(count)]
@@ -179,11 +172,6 @@ def lognormal_law(*, mean: float, sigma: float, max_tokens: int | None, source: 
         pairs = [(max(1.0, mean * PARTS * (b - a)), 1.0 / PARTS) for a, b in itertools.pairwise(shares)]
     law = law_of(pairs, name)
     return law if max_tokens is None else law.capped(max_tokens)
-
-
-def fixed_law(tokens: int, source: str = "fixed") -> LengthLaw:
-    """Every length is the same."""
-    return law_of([(tokens, 1.0)], source)
 
 
 HLE_MEAN, HLE_SIGMA = 14_000.0, 0.75

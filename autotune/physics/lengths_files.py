@@ -84,9 +84,7 @@ def _lines(text: str, source: str) -> list[Any]:
     return [word for line in lines for word in line.replace(",", " ").split()]
 
 
-def _lengths(
-    rows: Sequence[Any], source: str, max_tokens: int | None, prompts: Iterable[Any] | None = None
-) -> Lengths:
+def _lengths(rows: Sequence[Any], source: str, max_tokens: int | None, prompts: Iterable[Any] | None = None) -> Lengths:
     found: list[tuple[int, bool | None]] = []
     prompt_tokens = [_whole(p, source, i) for i, p in enumerate(prompts or (), 1)]
     for number, row in enumerate(rows, 1):
@@ -115,9 +113,7 @@ def _lengths(
         AnswerLength(tokens=tokens, ended=ended if ended is not None else limit is None or tokens < limit)
         for tokens, ended in found
     )
-    return Lengths(
-        prompt_tokens=tuple(prompt_tokens), answers=answers, max_tokens=max_tokens or longest, source=source
-    )
+    return Lengths(prompt_tokens=tuple(prompt_tokens), answers=answers, max_tokens=max_tokens or longest, source=source)
 
 
 def _first(row: Mapping[str, Any], keys: Iterable[str]) -> Any:

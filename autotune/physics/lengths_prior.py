@@ -23,13 +23,13 @@ Likelihood = Callable[["LawFamily"], Array]
 MEMBERS = 320
 MEDIAN_SHARE, MEDIAN_SD = 0.4, 1.1
 """Median of the main group over the output limit: lognormal."""
-SIGMA, SIGMA_SD = 0.8, 0.35
+SIGMA, SIGMA_SD = 0.85, 0.22
 """Shape of a lognormal group: lognormal (long answers of reasoning models: p90 about 3 x the median, 0.86)."""
-WEIBULL_SHAPE, WEIBULL_SD = 1.3, 0.4
+WEIBULL_SHAPE, WEIBULL_SD = 1.15, 0.2
 """Shape of the main group where it is Weibull (half of the members): lognormal."""
-SHORT_RATIO, SHORT_SD = 0.3, 0.8
+SHORT_RATIO, SHORT_SD = 0.25, 0.7
 """Median of the short group over that of the main one: lognormal."""
-SHORT_SHARE, SHORT_SHARE_SD = 0.15, 1.2
+SHORT_SHARE, SHORT_SHARE_SD = 0.12, 1.0
 """Share of the short group: logistic normal."""
 ENDLESS_SHARE, ENDLESS_SD = 0.03, 1.5
 """Share of answers that never end by themselves, in the half of the members that has any: logistic normal
@@ -83,9 +83,7 @@ def broad_family(max_tokens: int, *, members: int = MEMBERS, seed: int = 0) -> L
     return LawFamily(np.random.default_rng(seed).standard_normal((members, COORDINATES)), max_tokens)
 
 
-def posterior_family(
-    max_tokens: int, likelihood: Likelihood, *, members: int = MEMBERS, seed: int = 0
-) -> LawFamily:
+def posterior_family(max_tokens: int, likelihood: Likelihood, *, members: int = MEMBERS, seed: int = 0) -> LawFamily:
     """Members drawn from the posterior, equally likely.
 
     Args:

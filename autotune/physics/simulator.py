@@ -14,72 +14,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from autotune.physics.kv_blocks import KvBlocks
+from autotune.physics.sim_records import NOISE_EVERY_S, EngineLimits, Finished, Live, Noise, SimRequest
 from autotune.physics.steptime import StepModel
 
-NOISE_EVERY_S = 1.0
-"""A noise hook is asked again after so many seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineLimits:
-    """What one engine may hold and do in a step."""
-
-    kv_tokens: int
-    """KV cache of this engine, tokens."""
-    max_num_seqs: int = 1024
-    max_num_batched_tokens: int = 8192
-    block_size: int = 16
-    hit_share: float = 0.0
-    """Share of a preempted sequence's tokens that the prefix cache still holds when it comes back, 0..1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimRequest:
-    """One request whose answer's length is known."""
-
-    id: str
-    prompt_tokens: int
-    """Tokens that are computed before the first new one: the prompt, and an answer so far that is sent along."""
-    output_tokens: int
-    """Tokens that are written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """One answer that ended."""
-
-    request: SimRequest
-    sent_s: float
-    started_s: float
-    """First admission."""
-    ended_s: float
-    preemptions: int
-    engine: int = 0
-
-
-class _Live:
-    """A request inside the engine."""
-
-    __slots__ = ("begun", "computed", "gone", "left", "offset", "preempted", "request", "sent", "todo", "tokens")
-
-    def __init__(self, request: SimRequest, sent: float) -> None:
-        self.request = request
-        self.sent = sent
-        self.begun = math.nan
-        self.tokens = request.prompt_tokens  # to compute before the next new token
-        self.left = request.output_tokens  # while decoding: the stamp of the step counter at which it ends
-        self.todo = 0  # of ``tokens``, not computed yet
-        self.computed = 0  # of ``tokens``, in the cache
-        self.offset: int | None = None  # cached tokens less the step counter; None: not decoding
-        self.preempted = 0
-        self.gone = False
-
-
-Noise = Callable[[], float]
-"""Factor on the duration of the steps of the next second."""
+__all__ = ["EngineLimits", "EngineSim", "Finished", "Noise", "SimRequest"]
 
 
 class EngineSim:
@@ -101,19 +41,17 @@ class EngineSim:
         self.preemptions = 0
         self.kv_tokens = 0
         """In the cache."""
-        self._blocks = limits.kv_tokens // limits.block_size
-        self._free = self._blocks
+        self._blocks = KvBlocks(limits.kv_tokens, limits.block_size)
         self._steps = 0  # decode steps so far: all decoding sequences advance together
         self._decoding = 0
-        self._phases = [0] * limits.block_size  # decoding sequences by the step (mod block size) that needs a block
-        self._ends: list[tuple[int, int, _Live]] = []  # (step of the last token, tie, who)
-        self._order: list[_Live] = []  # admitted, oldest first; entries that are gone are skipped
-        self._prefilling: list[_Live] = []
-        self._queue: deque[_Live] = deque()
-        self._arrivals: list[tuple[float, int, _Live]] = []
+        self._ends: list[tuple[int, int, Live]] = []  # (step of the last token, tie, who)
+        self._order: list[Live] = []  # admitted, oldest first; entries that are gone are skipped
+        self._prefilling: list[Live] = []
+        self._queue: deque[Live] = deque()
+        self._arrivals: list[tuple[float, int, Live]] = []
         self._ties = 0
         self._noise, self._factor, self._factor_until = noise, 1.0, 0.0 if noise else math.inf
-        self._chunks: list[tuple[_Live, int]] = []  # prefill of the planned step
+        self._chunks: list[tuple[Live, int]] = []  # prefill of the planned step
         self._plan: tuple[int, float] | None = None  # (decode steps, their end)
 
     @property
@@ -134,7 +72,7 @@ class EngineSim:
     @property
     def kv_usage(self) -> float:
         """Used blocks over all, 0..1."""
-        return 1.0 - self._free / self._blocks
+        return self._blocks.usage
 
     def submit(self, request: SimRequest, at_s: float | None = None) -> None:
         """Send a request at ``at_s`` (default: now); it is seen at the first step end from then on.
@@ -144,22 +82,22 @@ class EngineSim:
         """
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise ValueError(f"prompt and output need at least one token, got {request}")
-        if -(-(request.prompt_tokens + request.output_tokens) // self.limits.block_size) > self._blocks:
+        if self._blocks.of(request.prompt_tokens + request.output_tokens) > self._blocks.total:
             raise ValueError(f"{self.limits.kv_tokens} KV tokens cannot hold {request}")
         at = self.now_s if at_s is None else max(at_s, self.now_s)
         self._ties += 1
-        heapq.heappush(self._arrivals, (at, self._ties, _Live(request, at)))
+        heapq.heappush(self._arrivals, (at, self._ties, Live(request, at)))
         if self._plan and self._plan[1] > at and not self._chunks:
             self._plan = self._bounded(self._plan[0]) if self._decoding else None
 
     def place(self, request: SimRequest) -> bool:
         """Put a request into the cache without computing its prompt (a run under way); False: no room."""
-        live = _Live(request, self.now_s)
-        blocks = -(-live.tokens // self.limits.block_size)
-        if blocks > self._free or self.running >= self.limits.max_num_seqs:
+        live = Live(request, self.now_s)
+        blocks = self._blocks.of(live.tokens)
+        if blocks > self._blocks.free or self.running >= self.limits.max_num_seqs:
             return False
         live.begun = self.now_s
-        self._free -= blocks
+        self._blocks.free -= blocks
         self.kv_tokens += live.tokens
         self._order.append(live)
         self._decode(live)
@@ -205,14 +143,15 @@ class EngineSim:
         while self._queue and budget > 0 and not preempted and self._admit(self._queue[0]):
             budget = self._chunk(self._prefilling[-1], budget)
         if self._chunks or self._prefilling:
-            tokens = sum(size for _, size in self._chunks)
+            again = self.limits.recompute_factor
+            tokens = sum(size * again if live.preempted else size for live, size in self._chunks)
             duration = self.model.step_s(self._decoding, self.kv_tokens, tokens) * self._factor
             return 1, self.now_s + duration
         if not self._decoding:
             return 0, self._arrivals[0][0] if self._arrivals else math.inf
         # With a queue whose head was held back by a preemption only, the next step may admit it.
         steps = 1 if preempted and self._queue else self._ends_in()
-        return self._bounded(min(steps, self._steps_with_room()))
+        return self._bounded(min(steps, self._blocks.steps_with_room(self._steps, self._decoding)))
 
     def _bounded(self, steps: int) -> tuple[int, float]:
         """Not past the next arrival or change of the noise."""
@@ -249,23 +188,10 @@ class EngineSim:
             heapq.heappop(self._ends)
         return self._ends[0][0] - self._steps
 
-    def _steps_with_room(self) -> int:
-        """Decode steps that the free blocks allow; at least one, since room was made for it."""
-        size = self.limits.block_size
-        rounds, free = divmod(self._free, self._decoding)
-        steps = rounds * size
-        for i in range(size):
-            free -= self._phases[(self._steps + i) % size]
-            if free < 0:
-                break
-            steps += 1
-        return max(1, steps)
-
     def _make_room(self) -> bool:
         """Preempt the newest until the next decode step finds its blocks."""
-        phase = self._steps % self.limits.block_size
         before = self.preemptions
-        while self._phases[phase] > self._free:
+        while self._blocks.needed(self._steps) > self._blocks.free:
             live = self._order.pop()
             if live.gone:
                 continue
@@ -275,30 +201,29 @@ class EngineSim:
             self._queue.appendleft(live)
         return self.preemptions > before
 
-    def _leave(self, live: _Live) -> None:
+    def _leave(self, live: Live) -> None:
         """Take a sequence out of the cache."""
-        size = self.limits.block_size
         if live.offset is None:
             self._prefilling.remove(live)
             self.kv_tokens -= live.computed
-            self._free += -(-live.tokens // size)
+            self._blocks.free += self._blocks.of(live.tokens)
             return
         cached = live.offset + self._steps
-        self._phases[-live.offset % size] -= 1
+        self._blocks.leave(live.offset)
         self._decoding -= 1
         self.kv_tokens -= cached
-        self._free += -(-cached // size)
+        self._blocks.free += self._blocks.of(cached)
         live.left -= self._steps
         live.tokens = cached + 1  # the last token written is not in the cache yet
         live.offset = None
 
-    def _admit(self, live: _Live) -> bool:
-        blocks = -(-live.tokens // self.limits.block_size)
-        taken = self._phases[self._steps % self.limits.block_size]  # by the decoding ones in this step
-        if blocks > self._free - taken or self.running >= self.limits.max_num_seqs:
+    def _admit(self, live: Live) -> bool:
+        blocks = self._blocks.of(live.tokens)
+        taken = self._blocks.needed(self._steps)  # by the decoding ones in this step
+        if blocks > self._blocks.free - taken or self.running >= self.limits.max_num_seqs:
             return False
         self._queue.popleft()
-        self._free -= blocks
+        self._blocks.free -= blocks
         hit = int(live.tokens * self.limits.hit_share) if live.preempted else 0
         live.computed = min(hit, live.tokens - 1)
         live.todo = live.tokens - live.computed
@@ -309,18 +234,18 @@ class EngineSim:
         self._order.append(live)
         return True
 
-    def _chunk(self, live: _Live, budget: int) -> int:
+    def _chunk(self, live: Live, budget: int) -> int:
         size = min(live.todo, budget)
         if size > 0:
             self._chunks.append((live, size))
         return budget - max(0, size)
 
-    def _decode(self, live: _Live) -> None:
+    def _decode(self, live: Live) -> None:
         """The prompt is in the cache: decode from the next step on."""
         live.offset = live.tokens - self._steps
         live.left += self._steps
         self._decoding += 1
-        self._phases[-live.offset % self.limits.block_size] += 1
+        self._blocks.join(live.offset)
         self._ties += 1
         heapq.heappush(self._ends, (live.left, self._ties, live))
 
@@ -330,9 +255,9 @@ class EngineSim:
             raise RuntimeError("nothing is planned")
         self.now_s = self._plan[1] if steps == self._plan[0] else self.now_s + self._duration(steps)
         self._plan = None
-        size, decoding = self.limits.block_size, self._decoding
-        rounds, rest = divmod(steps, size)
-        self._free -= rounds * decoding + sum(self._phases[(self._steps + i) % size] for i in range(rest))
+        decoding = self._decoding
+        if decoding:
+            self._blocks.grow(self._steps, steps, decoding)
         self._steps += steps
         self.kv_tokens += steps * decoding
         self.generated_tokens += steps * decoding
@@ -366,7 +291,7 @@ class EngineSim:
         self._chunks = []
         return finished
 
-    def _finish(self, live: _Live) -> Finished:
+    def _finish(self, live: Live) -> Finished:
         self._leave(live)
         live.gone = True
         if len(self._order) > 64 and len(self._order) > 2 * self.running:

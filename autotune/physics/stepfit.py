@@ -40,9 +40,7 @@ class StepWindow:
     @property
     def saturated(self) -> bool:
         """Preemption, a queue or a full cache: no row for a fit."""
-        return (
-            self.preemptions > 0 or self.waiting > 0 or (self.kv_usage is not None and self.kv_usage >= SATURATED_KV)
-        )
+        return self.preemptions > 0 or self.waiting > 0 or (self.kv_usage is not None and self.kv_usage >= SATURATED_KV)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +116,9 @@ def _least_squares(windows: Sequence[StepWindow]) -> StepModel:
     from scipy.optimize import nnls
 
     step = np.array([w.batch / w.output_tokens_per_s for w in windows])
-    rows = np.array([[1.0, w.batch, w.kv_tokens, w.prompt_tokens_per_s * s] for w, s in zip(windows, step, strict=True)])
+    rows = np.array(
+        [[1.0, w.batch, w.kv_tokens, w.prompt_tokens_per_s * s] for w, s in zip(windows, step, strict=True)]
+    )
     root = np.sqrt([w.weight for w in windows])
     design = rows / step[:, None] * root[:, None]
     size = np.maximum(np.abs(design).max(axis=0), 1e-300)
@@ -179,7 +179,8 @@ def _posterior(
 
         found = min((least_squares(errors, x, bounds=(-6.0, 6.0)) for x in starts), key=lambda f: float(f.cost))
         starts, shift = [found.x], found.x[:-1]
-        after = np.linalg.inv(found.jac.T @ found.jac)[:-1, :-1]
+        jacobian = np.asarray(found.jac, dtype=float)
+        after = np.linalg.inv(jacobian.T @ jacobian)[:-1, :-1]
         used = len(free) - float(np.trace(after @ precision))
         spread = _noise(residuals(model_at(shift), windows), list(weights), used)
     covariance[np.ix_(free, free)] = after

@@ -181,7 +181,10 @@ def transferred(model: StepModel, start_from: StepModel, start_to: StepModel) ->
     extra = {n: FP8_SD if n == "kv_token_s" and dtype else TRANSFER_SD[n] for n in changed}
     return dataclasses.replace(
         model,
-        **moved,
+        t0_s=moved["t0_s"],
+        sequence_s=moved["sequence_s"],
+        kv_token_s=moved["kv_token_s"],
+        prefill_token_s=moved["prefill_token_s"],
         graph_limit=start_to.graph_limit,
         compute_s=model.compute_s * _ratio(start_to.compute_s, start_from.compute_s),
         expert_s=start_to.expert_s,

@@ -54,7 +54,9 @@ def servers() -> list[tuple[str, StepModel, int]]:
                     continue
                 fit = fits(card, hardware, settings)
                 if fit.fits and fit.kv_capacity_tokens > 150_000:
-                    found.append((f"{name} {cards} TP {tp}", from_card(card, hardware, settings), fit.kv_capacity_tokens))
+                    found.append(
+                        (f"{name} {cards} TP {tp}", from_card(card, hardware, settings), fit.kv_capacity_tokens)
+                    )
     return found
 
 
@@ -115,7 +117,8 @@ def random_run(seed: int, *, columns: str = "all", line_s: float = 10.0) -> Run:
     prompts = lognormal_law(mean=rng.choice([120, 300, 900]), sigma=0.5, max_tokens=4096)
     answers, asked = law.sample(requests, rng), prompts.sample(requests, rng)
     todo = [
-        SimRequest(id=str(i), prompt_tokens=p, output_tokens=a) for i, (p, a) in enumerate(zip(asked, answers, strict=True))
+        SimRequest(id=str(i), prompt_tokens=p, output_tokens=a)
+        for i, (p, a) in enumerate(zip(asked, answers, strict=True))
     ]
     run = run_closed_loop(
         model,

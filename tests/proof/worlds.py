@@ -138,7 +138,9 @@ def windows(world: World, concurrency: int, *, law: LengthLaw) -> tuple[list[Ste
         sample = server.sample
         seen.append(sample)
         recent = sample.prompt_tokens - seen[max(0, second - 10)].prompt_tokens
-        fastest = max(b.prompt_tokens - a.prompt_tokens for a, b in zip(seen, seen[10:], strict=False)) if second > 9 else 0
+        fastest = (
+            max(b.prompt_tokens - a.prompt_tokens for a, b in zip(seen, seen[10:], strict=False)) if second > 9 else 0
+        )
         if not seconds and sample.waiting and sample.kv_usage < 0.6 and sample.prompt_tokens > seen[-2].prompt_tokens:
             filled = sample
         elif seconds or (not sample.waiting and second > 9 and (recent < fastest / 4 or second > 60)):

@@ -141,7 +141,7 @@ def seen(requests: list[RequestOutcome], samples: list[tuple[float, int, int]], 
                 prefix_hits=None,
             )
             for t, g, r in samples
-        ),  # fmt: skip
+        ),
         requests=tuple(requests),
         client=CLIENT,
         end="stopped:probe_limit",
