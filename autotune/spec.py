@@ -225,9 +225,7 @@ def read_study(path: Path) -> StudySpec:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            f"cannot read study file {path}: {error.strerror}", hint="studies/ holds examples"
-        ) from None
+        raise InputError(f"cannot read study file {path}: {error.strerror}", hint="studies/ holds examples") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"study file {path} is no valid TOML: {error}", hint="studies/ holds examples") from None
     return parse_study(data, source=str(path))

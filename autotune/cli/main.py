@@ -13,6 +13,7 @@ import click
 from autotune import __version__
 from autotune.cli.apply import apply
 from autotune.cli.doctor import doctor
+from autotune.cli.forecast import forecast
 from autotune.cli.logs import log, scrape
 from autotune.cli.measure import measure
 from autotune.cli.plan import plan
@@ -35,7 +36,7 @@ def cli() -> None:
     """
 
 
-for command in (plan, search, apply, measure, probe, report, log, scrape, doctor):
+for command in (plan, search, apply, measure, probe, forecast, report, log, scrape, doctor):
     cli.add_command(command)
 
 

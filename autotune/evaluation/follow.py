@@ -21,18 +21,19 @@ import numpy as np
 from autotune.errors import InputError
 from autotune.evaluation.follow_completions import forecast_completions
 from autotune.evaluation.follow_draws import LawDraws, draw_laws
-from autotune.evaluation.follow_input import Completions, read_series
-from autotune.evaluation.follow_law import USUAL_PROMPT
+from autotune.evaluation.follow_input import read_series
+from autotune.evaluation.follow_loop import USUAL_PROMPT
 from autotune.evaluation.follow_replay import Flight, Population, read_flight, replay
 from autotune.evaluation.follow_series import RunSeries, RunStretch, run_stretch
-from autotune.evaluation.follow_steps import HIT_SHARE, KV_FULL, kv_capacity, kv_in_use, run_limits, step_draws
+from autotune.evaluation.follow_steps import HIT_SHARE, KV_FULL, kv_capacity, run_limits, step_draws
+from autotune.evaluation.follow_tables import Completions
 from autotune.physics.closed_loop import run_closed_loop
 from autotune.physics.forecast import COPY_FLIGHT, LEVEL, copied, spread_of, student_quantile
 from autotune.physics.lengths import AnswerLengths
 from autotune.physics.simulator import EngineLimits, SimRequest
 from autotune.physics.steptime import StepModel
 
-DRAWS = 32
+DRAWS = 64
 MODEL_SD = 0.05
 """Relative error of the remaining time that the method itself adds (set on simulated runs)."""
 COPY_ABOVE = 300
@@ -87,11 +88,11 @@ def follow_completions(series: Completions, *, requests: int, at_s: float | None
     """
     found = forecast_completions(series.times_s, series.counts, requests=requests, at_s=at_s)
     return FollowForecast(
-        elapsed_s=found.elapsed_s,
-        forecast_s=found.forecast_s,
-        remaining_s=found.forecast_s - found.elapsed_s,
-        low_s=found.low_s,
-        high_s=found.high_s,
+        elapsed_s=round(found.elapsed_s, 1),
+        forecast_s=round(found.forecast_s, 1),
+        remaining_s=round(found.forecast_s - found.elapsed_s, 1),
+        low_s=round(found.low_s, 1),
+        high_s=round(found.high_s, 1),
         level=LEVEL,
         done=found.done,
         length_source="completions",
@@ -136,7 +137,7 @@ def follow(
     if stretch.ended and not broken_off:
         return _over(stretch, lengths, full_at)
     rng = np.random.default_rng(seed)
-    found = draw_laws(flight, kv_in_use(series, flight), max_tokens, lengths, DRAWS, rng)
+    found = draw_laws(flight, series.kv_capacity_tokens, max_tokens, lengths, DRAWS, rng)
     capacity = kv_capacity(series, flight, found, max_tokens)
     middle = replay(found.flights[0], found.chance(0), max_tokens, rng)
     models = step_draws(series, flight, middle[2], capacity, found.prompt_tokens, DRAWS, rng)

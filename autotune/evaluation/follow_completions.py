@@ -71,9 +71,7 @@ def forecast_completions(
     elapsed = seen[-1][0]
     if ended == requests:
         last = max(t for t, c in seen if c > 0)
-        return CompletionsForecast(
-            elapsed_s=last, forecast_s=last, low_s=last, high_s=last, done=True, limits=WHY[:1]
-        )
+        return CompletionsForecast(elapsed_s=last, forecast_s=last, low_s=last, high_s=last, done=True, limits=WHY[:1])
     start, first = _begin(seen)
     rates = _rates(seen, start)
     logs = [math.log(r) for r in rates]

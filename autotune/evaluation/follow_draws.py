@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from dataclasses import dataclass
@@ -10,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.evaluation.follow_law import (
-    USUAL_PROMPT,
     LawTable,
-    LoopFit,
     end_likelihood,
-    loop_likelihood,
     table_of,
     table_of_family,
 )
+from autotune.evaluation.follow_loop import USUAL_PROMPT, LoopFit, loop_likelihood
 from autotune.evaluation.follow_replay import Chance, Exposure, Flight, replay, with_prompts
 from autotune.physics.lengths import AnswerLengths
 from autotune.physics.lengths_prior import LawFamily, broad_family, posterior_family, tempered
@@ -49,7 +48,7 @@ class LawDraws:
 
 def draw_laws(
     flight: Flight,
-    kv_tokens: Array,
+    capacity: float | None,
     max_tokens: int,
     lengths: AnswerLengths | None,
     count: int,
@@ -58,22 +57,22 @@ def draw_laws(
     """Draws from the posterior given the ends seen, or, in a closed loop, given prompts and KV tokens.
 
     Args:
-        kv_tokens: in use at the end of each interval; NaN: not seen.
+        capacity: KV tokens of all engines; ``None``: not known.
         lengths: of the answers, where they are given: then nothing is inferred of them.
     """
     if lengths is not None:
         draws = random.Random(0)
         table = table_of([lengths.draw(draws).extended() for _ in range(count)], max_tokens)
     else:
-        family = _posterior(flight, kv_tokens, max_tokens, rng)
+        family = _posterior(flight, capacity, max_tokens, rng)
         spread = np.linspace(0, len(family.points) - 1, count).round().astype(np.intp)
         table = table_of_family(family.take(rng.permutation(len(family.points))[spread]), max_tokens)
-    prompts = loop_likelihood(table, flight, kv_tokens).prompt_tokens
+    prompts = loop_likelihood(table, flight, capacity).prompt_tokens
     flights = tuple(_prompted(flight, float(p)) for p in prompts)
     return LawDraws(table, tuple(range(count)), flights)
 
 
-def _posterior(flight: Flight, kv_tokens: Array, max_tokens: int, rng: np.random.Generator) -> LawFamily:
+def _posterior(flight: Flight, capacity: float | None, max_tokens: int, rng: np.random.Generator) -> LawFamily:
     """Laws of the answers: the plateau as a renewal process, what comes after it end by end.
 
     Beside a full cache the ages of those that run are what matters: there ends count one by one, if seen.
@@ -83,7 +82,7 @@ def _posterior(flight: Flight, kv_tokens: Array, max_tokens: int, rng: np.random
     first = 0 if one_by_one else flight.plateau
 
     def plateau(family: LawFamily) -> LoopFit:
-        return loop_likelihood(table_of_family(family, max_tokens), flight, kv_tokens)
+        return loop_likelihood(table_of_family(family, max_tokens), flight, capacity)
 
     def start(family: LawFamily) -> Array:
         if one_by_one or not flight.plateau:
@@ -107,6 +106,9 @@ def _posterior(flight: Flight, kv_tokens: Array, max_tokens: int, rng: np.random
 
 
 def _prompted(flight: Flight, prompt_tokens: float) -> Flight:
-    """The flight with the ends that a mean prompt shows, where nothing else shows them."""
-    unseen = bool(np.isnan(flight.ended).all())
-    return with_prompts(flight, prompt_tokens) if unseen and prompt_tokens > 0 else flight
+    """The flight with a mean prompt, and with the ends that it shows where nothing else shows them."""
+    if flight.prompt_tokens is not None or not prompt_tokens > 0:
+        return flight
+    if np.isnan(flight.ended).all() and all(r.prompt_tokens is not None for r in flight.readings):
+        return with_prompts(flight, prompt_tokens)
+    return dataclasses.replace(flight, prompt_tokens=prompt_tokens)

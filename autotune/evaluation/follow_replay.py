@@ -60,9 +60,11 @@ class Flight:
     def finished(self) -> float | None:
         """Answers that have ended, if that is seen."""
         last = self.readings[-1].in_flight
-        if self.at_once or self.draining:
+        if self.at_once:
             return self.requests - last
-        return None if np.isnan(self.ended).any() else float(self.ended.sum())
+        if not np.isnan(self.ended).any():
+            return float(self.ended.sum())
+        return self.requests - last if self.draining else None
 
     @property
     def full(self) -> npt.NDArray[np.bool_]:
@@ -224,7 +226,8 @@ def replay(
         before, in_flight = reading, reading.in_flight
         sums.append(float(ages[: round(reading.running)].sum()))
     running = min(len(ages), round(flight.readings[-1].running))
-    if flight.prompt_tokens and np.isnan(flight.ended).any():
+    seen = all(r.prompt_tokens is not None for r in flight.readings)
+    if flight.prompt_tokens and seen and np.isnan(flight.ended).any():
         # Prompts tell how many were started; of those that wait some may not have been.
         started = sum(r.prompt_tokens or 0.0 for r in flight.readings) / flight.prompt_tokens
         sent = min(flight.requests, max(sent, round(started)))

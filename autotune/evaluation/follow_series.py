@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+USUAL_SPAN_S = 10.0
+"""vLLM's interval between stats lines."""
 IDLE_GAP = 3.5
 """A pause of so many usual intervals without a line is idleness (vLLM prints nothing while idle)."""
 SAME_RUN_S = 60.0
@@ -72,6 +74,36 @@ class RunStretch:
     restarted: bool
     """The server began anew after it: the run was broken off."""
     notes: tuple[str, ...] = ()
+
+
+def with_spans(series: RunSeries) -> RunSeries:
+    """Rates times spans; a span is never longer than the usual interval by much (lines vanish while idle)."""
+    gaps = [b.t_s - a.t_s for a, b in itertools.pairwise(series.readings) if b.t_s > a.t_s]
+    usual = statistics.median(gaps) if gaps else USUAL_SPAN_S
+    changed = []
+    for i, r in enumerate(series.readings):
+        gap = r.t_s - series.readings[i - 1].t_s if i else usual
+        span = gap if 0 < gap <= 1.6 * usual else usual
+        changed.append(
+            Reading(
+                t_s=r.t_s,
+                span_s=span,
+                output_tokens=r.output_tokens * span,
+                running=r.running,
+                waiting=r.waiting,
+                kv_usage=r.kv_usage,
+                kv_highest=r.kv_highest,
+                prompt_tokens=None if r.prompt_tokens is None else r.prompt_tokens * span,
+                completions=r.completions,
+            )
+        )
+    return RunSeries(
+        readings=tuple(changed),
+        source=series.source,
+        engines=series.engines,
+        kv_capacity_tokens=series.kv_capacity_tokens,
+        life_starts=series.life_starts,
+    )
 
 
 def run_stretch(series: RunSeries, at_s: float | None = None) -> RunStretch | None:

@@ -43,13 +43,6 @@ HIT_SHARE = (0.0, 0.6)
 """Range of the share of a preempted sequence that the prefix cache still holds (one run: 0.4)."""
 
 
-def kv_in_use(series: RunSeries, flight: Flight) -> Array:
-    """KV tokens in use at the end of each interval, all engines; NaN where not seen."""
-    usage = np.array([np.nan if r.kv_usage is None else r.kv_usage for r in flight.readings])
-    capacity = series.kv_capacity_tokens or _early_capacity(flight)
-    return usage * capacity if capacity else np.full(len(usage), np.nan)
-
-
 def kv_capacity(series: RunSeries, flight: Flight, draws: LawDraws, max_tokens: int) -> float | None:
     """Tokens over all engines: as logged, else from the KV use and what those in flight have written."""
     if series.kv_capacity_tokens:
@@ -64,19 +57,12 @@ def kv_capacity(series: RunSeries, flight: Flight, draws: LawDraws, max_tokens: 
     return float(np.median(found)) if found else None
 
 
-def _early_capacity(flight: Flight) -> float | None:
-    """From the first intervals of a run, before many have ended."""
-    clock = np.cumsum(flight.advance)
-    running = np.array([r.running for r in flight.readings])
-    return _capacity(flight, clock * running, first=6)
-
-
-def _capacity(flight: Flight, written: Array, first: int | None = None) -> float | None:
+def _capacity(flight: Flight, written: Array) -> float | None:
     """Capacity from written tokens and KV use: usage = (prompts + written) / capacity, least squares."""
     usage = np.array([np.nan if r.kv_usage is None else r.kv_usage for r in flight.readings])
     running = np.array([r.running for r in flight.readings])
     usable = np.isfinite(usage) & (usage > USABLE[0]) & (usage < USABLE[1]) & (running > 0)
-    index = np.nonzero(usable)[0][:first]
+    index = np.nonzero(usable)[0]
     if len(index) == 0:
         return None
     if flight.prompt_tokens is not None or len(index) < 4:
@@ -134,7 +120,7 @@ def _windows(
 ) -> tuple[list[StepWindow], list[StepWindow]]:
     """The intervals of one engine, those with a full cache apart."""
     engines, readings = series.engines, flight.readings
-    usage = kv_in_use(series, flight) if capacity else np.full(len(readings), np.nan)
+    usage = np.array([np.nan if r.kv_usage is None or not capacity else r.kv_usage * capacity for r in readings])
     rows: list[StepWindow] = []
     slowed: list[StepWindow] = []
     for i in range(1, len(readings)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -93,8 +94,10 @@ class Loads:
         self._spec = asked(task.engine, task.workload)
         self._task = task
         self._capacity = session.capacity
+        self._salted = has_salts(session.versions)
         self.workload = load(self._spec)
-        ids = _token_ids(task, session, self.workload)
+        self._counter = None if task.engine.kind == "sim" else _counter(task, session)
+        ids = _token_ids(task, session, self.workload, self._counter)
         self.prompt_tokens = None if ids is None else {name: len(tokens) for name, tokens in ids.items()}
         self.admitted, aside = admit(
             self.workload.questions, self.prompt_tokens, session.capacity.max_model_len, task.workload.max_tokens
@@ -114,6 +117,14 @@ class Loads:
     def learn(self, lengths: Lengths) -> None:
         """Lengths of the answers, found out by a probe."""
         self.answers = observed_lengths(lengths, self._spec.max_tokens, prior=True)
+
+    def remember(self, texts: Mapping[str, str]) -> None:
+        """Answers that were written before, by question id: loads carry on from them instead of from random text."""
+        if self._counter is None:
+            return
+        written = {p.id: self._counter.text_ids(texts[p.id]) for p in self._prompts if p.id in texts}
+        known = [replace(p, answer=written.get(p.id) or p.answer) for p in self._prompts]
+        self._prompts = tuple(sorted(known, key=lambda p: not p.answer))  # those first, the rest in its order
 
     @property
     def model(self) -> StepModel | None:
@@ -141,7 +152,7 @@ class Loads:
             salt=salt,
             ids=self._words,
             slots=None if capacity.max_num_seqs is None else capacity.max_num_seqs * capacity.engines,
-            first=index * len(self._prompts) // KNOWN_ROUNDS,
+            first=0 if self._salted else index * len(self._prompts) // KNOWN_ROUNDS,
             max_model_len=capacity.max_model_len,
         )
         plan = self.plan((*steady.start, *steady.refill), concurrency)
@@ -187,6 +198,12 @@ class Loads:
     @staticmethod
     def _prompt(request: Request, ids: Mapping[str, tuple[int, ...]]) -> Prompt:
         return Prompt(id=request.id, tokens=ids[request.id])
+
+
+def has_salts(versions: Mapping[str, str]) -> bool:
+    """Whether the server keeps prefix-cache blocks of different salts apart: vLLM from 0.9 on."""
+    found = re.match(r"(\d+)\.(\d+)", versions.get("vllm", ""))
+    return found is not None and (int(found[1]), int(found[2])) >= (0, 9)
 
 
 def _streams(measure: MeasureSpec) -> bool:
@@ -236,18 +253,24 @@ def start_model(engine: EngineSpec, settings: Settings) -> StepModel | None:
         return None
 
 
-def _token_ids(task: TrialTask, session: Session, workload: Workload) -> Mapping[str, tuple[int, ...]] | None:
-    """Prompts as token ids, by question id; the simulator has its own, so that it needs no tokenizer."""
+def _counter(task: TrialTask, session: Session) -> TokenCounter:
     kwargs = task.workload.chat_template_kwargs
-    if task.engine.kind == "sim":
-        asked_here = [(q, q.prompt or session.token_ids(q.messages, kwargs)) for q in workload.questions]
-        return {q.id: ids for q, ids in asked_here if ids is not None}
-    counter = TokenCounter(
+    return TokenCounter(
         task.engine.model,
         chat_template_kwargs=kwargs,
         remote=lambda messages: session.token_ids(messages, kwargs),
     )
-    return counter.ids(workload.questions)
+
+
+def _token_ids(
+    task: TrialTask, session: Session, workload: Workload, counter: TokenCounter | None
+) -> Mapping[str, tuple[int, ...]] | None:
+    """Prompts as token ids, by question id; the simulator has its own, so that it needs no tokenizer."""
+    if counter is not None:
+        return counter.ids(workload.questions)
+    kwargs = task.workload.chat_template_kwargs
+    asked_here = [(q, q.prompt or session.token_ids(q.messages, kwargs)) for q in workload.questions]
+    return {q.id: ids for q, ids in asked_here if ids is not None}
 
 
 def _words(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -28,9 +28,13 @@ class AnswerLengths(Protocol):
     """What a forecast needs to know of the answers: the best law, and laws that are as likely."""
 
     @property
-    def law(self) -> LengthLaw: ...
+    def law(self) -> LengthLaw:
+        """The best law, cut at the run's limit."""
+        ...
 
-    def draw(self, rng: random.Random) -> LengthLaw: ...
+    def draw(self, rng: random.Random) -> LengthLaw:
+        """A law that is as likely."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

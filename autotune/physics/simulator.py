@@ -94,7 +94,8 @@ class EngineSim:
         """Put a request into the cache without computing its prompt (a run under way); False: no room."""
         live = Live(request, self.now_s)
         blocks = self._blocks.of(live.tokens)
-        if blocks > self._blocks.free or self.running >= self.limits.max_num_seqs:
+        whole = self._blocks.of(request.prompt_tokens + request.output_tokens)
+        if blocks > self._blocks.free or whole > self._blocks.total or self.running >= self.limits.max_num_seqs:
             return False
         live.begun = self.now_s
         self._blocks.free -= blocks

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,18 +73,12 @@ def posterior_draws(
     sd = math.sqrt(1 / (total + 1 / SLOWDOWN_SD**2))
     slow = np.exp((own / SLOWDOWN_SD**2 - total * mean) * sd**2 + sd * rng.standard_normal(PROPOSALS))
     plain = tuple(tuple(0.0 for _ in CONSTANTS) for _ in CONSTANTS)
-    return [
-        (
-            dataclasses.replace(
-                fitted,
-                **{name: float(constants[i, k]) for k, name in enumerate(CONSTANTS)},
-                log_covariance=plain,
-                noise=0.0,
-            ),
-            max(1.0, float(slow[i])),
-        )
-        for i in rng.permutation(chosen)
-    ]
+
+    def model_at(row: Array) -> StepModel:
+        values: dict[str, Any] = dict(zip(CONSTANTS, map(float, row), strict=True))
+        return dataclasses.replace(fitted, **values, log_covariance=plain, noise=0.0)
+
+    return [(model_at(constants[i]), max(1.0, float(slow[i]))) for i in rng.permutation(chosen)]
 
 
 def _errors(model: StepModel, constants: Array, windows: Sequence[StepWindow]) -> Array:

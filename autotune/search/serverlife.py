@@ -16,13 +16,14 @@ from autotune.measure.window import SteadyWindow
 from autotune.physics.stepfit import residuals
 from autotune.physics.steptime import CONSTANTS
 from autotune.physics.stepwindows import windows_of
+from autotune.records.answer import Answer
 from autotune.records.codec import dumps
 from autotune.records.event import Emit, Event
 from autotune.records.measurement import Measurement
 from autotune.records.observation import Observation
 from autotune.records.trial import TrialTask
 from autotune.search.climb import next_concurrency
-from autotune.search.folder import append_line, write_whole
+from autotune.search.folder import append_line, read_lines, write_whole
 
 FEWEST_ROWS = 3
 """Loads that step constants are read from: one concurrency tells nothing of another."""
@@ -59,6 +60,8 @@ class ServerLife:
         self._seen: list[_Seen] = []
         for note in self.questions.notes:
             self._note(note)
+        self._fingerprint = lengths_fingerprint(task.engine.model, self.questions.workload)
+        self.questions.remember(self._written())
 
     def run(self) -> None:
         """Probe if lengths are to be found out, then climb."""
@@ -89,15 +92,26 @@ class ServerLife:
             self.questions, task.probe, capacity, max_tokens=task.workload.max_tokens, seed=task.workload.seed
         )
         self._note(plan.text)
-        fingerprint = lengths_fingerprint(task.engine.model, self.questions.workload)
-        found = run_probe(self.questions, self._session, plan, fingerprint)
+        found = run_probe(self.questions, self._session, plan, self._fingerprint)
         self._note(found.text)
         self.probed = found
-        if task.answers is not None:
+        if self._answers is not None:
             for answer in found.answers:
-                append_line(Path(task.answers) / "probe.jsonl", dumps(answer))
+                append_line(self._answers, dumps(answer))
+        self.questions.remember({answer.id: answer.text for answer in found.answers})
         if found.lengths is not None:
             self.questions.learn(found.lengths)
+
+    @property
+    def _answers(self) -> Path | None:
+        return None if self._task.answers is None else Path(self._task.answers) / "probe.jsonl"
+
+    def _written(self) -> dict[str, str]:
+        """Answers that an earlier probe of the same model and questions kept."""
+        if self._answers is None:
+            return {}
+        kept = read_lines(self._answers, Answer)
+        return {answer.id: answer.text for answer in kept if answer.fingerprint == self._fingerprint}
 
     def _climb(self) -> None:
         task = self._task

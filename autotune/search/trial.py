@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autotune.engines import engine_for
 from autotune.errors import LaunchFailed
+from autotune.evaluation.loads import asked
 from autotune.evaluation.probe import ProbeResult
 from autotune.planning import random_weights
 from autotune.records.event import Emit, Event, nowhere
@@ -15,6 +16,7 @@ from autotune.records.observation import Capacity, Failure, FailureKind
 from autotune.records.trial import TrialResult, TrialState, TrialTask
 from autotune.search.climb import best_load
 from autotune.search.serverlife import ServerLife
+from autotune.workloads import load
 
 ENVIRONMENT_FAILURES: frozenset[FailureKind] = frozenset({"gpu_busy", "port_in_use", "disk_full", "interrupted"})
 """Failures that say nothing about the settings."""
@@ -31,6 +33,7 @@ def run_trial(task: TrialTask, *, emit: Emit = nowhere) -> TrialResult:
         InputError: the workload cannot be read, nothing of it fits, or a flag means nothing with random weights.
     """
     random_weights.check(task.engine.fixed, [*task.engine.fixed, *task.settings])
+    load(asked(task.engine, task.workload))  # what is wrong with it is said before a server starts
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     tell = _tag(emit, task)
     engine = engine_for(task.engine, folder=None if task.folder is None else Path(task.folder), emit=tell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,12 @@ def run(
     *args: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 100
 ) -> subprocess.CompletedProcess[str]:
     process = start(*args, cwd=cwd, env=env)
-    out, err = process.communicate(timeout=timeout)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        raise AssertionError(f"autotune {' '.join(args)} took more than {timeout} s: {err}") from None
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 

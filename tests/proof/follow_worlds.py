@@ -64,9 +64,9 @@ def random_law(rng: random.Random, limit: int) -> LengthLaw:
     """Answers of reasoning and chat models: a main group, short ones, and perhaps some that never end."""
     mean = limit * math.exp(rng.uniform(math.log(0.12), math.log(0.9)))
     if rng.random() < 0.6:
-        main = lognormal_law(mean=mean, sigma=rng.uniform(0.5, 1.1), max_tokens=None)
+        main = lognormal_law(mean=mean, sigma=rng.uniform(0.6, 1.1), max_tokens=None)
     else:
-        shape = rng.uniform(1.0, 2.0)
+        shape = rng.uniform(0.9, 1.5)
         scale = mean / math.gamma(1 + 1 / shape)
         pairs = [(scale * (-math.log(1 - (i + 0.5) / 1000)) ** (1 / shape), 1.0) for i in range(1000)]
         main = law_of([(max(1.0, t), w) for t, w in pairs], "weibull")

@@ -65,7 +65,8 @@ def test_a_started_server_says_what_it_can_hold(life: Life) -> None:
     assert session.versions["vllm"].startswith("0.32.0")
     assert session.resolved is not None
     assert not {"--port", "--host", "--served-model-name"} & set(session.argv)
-    assert len(session.token_ids((Message(role="user", content="What is the capital of France?"),)) or ()) in range(20, 60)
+    question = Message(role="user", content="What is the capital of France?")
+    assert len(session.token_ids((question,)) or ()) in range(20, 60)
 
 
 def test_one_load_and_the_counters_agree(life: Life) -> None:

@@ -112,7 +112,9 @@ def test_a_stream_that_is_given_up_keeps_the_time_to_its_first_token(null: Null)
     seen = run(null.target(), load, stop=lambda so_far: "enough" if so_far.t_s > 0.5 else None)
     assert [(r.ended_s, r.ttft_s is None) for r in seen.requests] == [(None, False), (None, False)]
     assert all(0 < (r.ttft_s or 0) < 0.4 for r in seen.requests)
-    plain = run(null.target(), plan(ask(2, tokens=500), n=1), stop=lambda so_far: "enough" if so_far.t_s > 0.3 else None)
+    plain = run(
+        null.target(), plan(ask(2, tokens=500), n=1), stop=lambda so_far: "enough" if so_far.t_s > 0.3 else None
+    )
     assert plain.requests[0].ttft_s is None
 
 

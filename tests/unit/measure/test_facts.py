@@ -6,8 +6,8 @@ import pytest
 
 from autotune.measure.facts import facts_of, latency_of
 from autotune.measure.stationary import stationary_load
-from autotune.physics.laws import fixed_law
 from autotune.records.observation import Observation
+from tests.unit.laws import fixed_law
 from tests.unit.measure.loads import Server, closed_loop, failing, lognormal, with_samples
 from tests.unit.measure.long_runs import prompts
 

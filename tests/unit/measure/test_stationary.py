@@ -19,7 +19,8 @@ from autotune.measure.stationary import (
     shared_share,
     stationary_load,
 )
-from autotune.physics.laws import fixed_law, lognormal_law
+from autotune.physics.laws import lognormal_law
+from tests.unit.laws import fixed_law
 from tests.unit.measure.long_runs import IDS, prompts
 
 LAW = lognormal_law(mean=4000, sigma=0.8, max_tokens=14_336)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from autotune.physics.closed_loop import run_closed_loop
 from autotune.physics.forecast import RunPlan, simulate_run
-from autotune.physics.laws import fixed_law
 from autotune.physics.lengths import KnownLength
 from autotune.physics.simulator import SimRequest
 from autotune.planning.ranking import Prediction, limits_of, rank, rank_layouts
 from autotune.planning.space import layouts
 from autotune.records.settings import Settings
+from tests.unit.laws import fixed_law
 from tests.unit.planning.runs import LENGTH, physics, run
 
 

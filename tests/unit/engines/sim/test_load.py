@@ -8,12 +8,12 @@ import time
 import pytest
 
 from autotune.engines.sim import SimWorld
-from autotune.physics.laws import fixed_law
 from autotune.records.event import Event
 from autotune.records.load import LoadPlan, Message, Request
 from autotune.records.observation import Observation
 from autotune.records.settings import Settings
 from tests.unit.engines.sim.machines import after, engine, never, plan, request
+from tests.unit.laws import fixed_law
 
 SETTINGS = Settings(tensor_parallel_size=2, max_model_len=16_384)
 
