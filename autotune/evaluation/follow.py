@@ -28,16 +28,20 @@ from autotune.evaluation.follow_series import RunSeries, RunStretch, run_stretch
 from autotune.evaluation.follow_steps import HIT_SHARE, KV_FULL, kv_capacity, run_limits, step_draws
 from autotune.evaluation.follow_tables import Completions
 from autotune.physics.closed_loop import run_closed_loop
-from autotune.physics.forecast import COPY_FLIGHT, LEVEL, copied, spread_of, student_quantile
+from autotune.physics.forecast import COPY_FLIGHT, LEVEL, copied
 from autotune.physics.lengths import AnswerLengths
 from autotune.physics.simulator import EngineLimits, SimRequest
 from autotune.physics.steptime import StepModel
 
-DRAWS = 64
-MODEL_SD = 0.05
+DRAWS = 48
+MODEL_SD = 0.06
 """Relative error of the remaining time that the method itself adds (set on simulated runs)."""
+SIDE_SHARE, SIDE_QUANTILE, REACH = 0.05, 1.645, 2.0
+"""The outer draws that set the spread of a side, their place in a normal law, and how many spreads make 95 %."""
 COPY_ABOVE = 300
 """More requests than this are simulated by a smaller copy of the run."""
+SAMPLE_S, SAMPLES = 5.0, 1000
+"""A simulated run is looked at every so many seconds; a long one about so many times (a look costs time)."""
 FINISHED_ENOUGH = 0.85
 """With nothing in flight and fewer ends seen than this share of the requests, the run is not over but broken off."""
 
@@ -143,10 +147,7 @@ def follow(
     models = step_draws(series, flight, middle[2], capacity, found.prompt_tokens, DRAWS, rng)
     limits = run_limits(series, flight, capacity, max_tokens, found.prompt_tokens)
     draws = [_simulate(found, i, series.engines, *models[i], limits, max_tokens, rng) for i in range(DRAWS)]
-    logs = [math.log(max(0.5, seconds)) for seconds, _ in draws]
-    _, spread = spread_of(logs, MODEL_SD)
-    centre, reach = statistics.median(logs), student_quantile(DRAWS - 1) * spread
-    low, high = min(centre - reach, min(logs)), max(centre + reach, max(logs))
+    low, centre, high = interval_of([math.log(max(0.5, seconds)) for seconds, _ in draws])
     if full_at is None:
         full_at = _full_at([full for _, full in draws], stretch.elapsed_s)
     source = "observed+prior" if lengths is None else lengths.law.source
@@ -162,6 +163,19 @@ def follow(
         kv_full_at_s=None if full_at is None else round(full_at, 1),
         limits=_unknown(flight, stretch, capacity, lengths, broken_off),
     )
+
+
+def interval_of(logs: Sequence[float]) -> tuple[float, float, float]:
+    """Lower end, middle and upper end of the logarithm of the remaining time.
+
+    Each side has its own spread, from the outer twentieth of the draws: a few answers that may never end make
+    the upper side long and leave the lower one as it is.
+    """
+    ordered, centre = sorted(logs), statistics.median(logs)
+    outer = SIDE_SHARE * (len(ordered) - 1)
+    first, last = ordered[round(outer)], ordered[-1 - round(outer)]
+    below, above = ((abs(centre - end)) / SIDE_QUANTILE for end in (first, last))
+    return centre - REACH * math.hypot(below, MODEL_SD), centre, centre + REACH * math.hypot(above, MODEL_SD)
 
 
 def _over(stretch: RunStretch, lengths: AnswerLengths | None, full_at: float | None) -> FollowForecast:
@@ -217,14 +231,16 @@ def _simulate(
         hit_share=HIT_SHARE[0] + (HIT_SHARE[1] - HIT_SHARE[0]) * (number + 0.5) / DRAWS,
         recompute_factor=recompute_factor,
     )
+    level = max(1, round(flight.concurrency / factor), len(resident))
+    least_s = sum(r.output_tokens for r in (*resident, *requests)) / level * model.t0_s
     run = run_closed_loop(
         copied(model, factor),
         small,
         requests,
-        max(1, round(flight.concurrency / factor), len(resident)),
+        level,
         engines=engines,
         resident=resident,
-        sample_s=5.0,
+        sample_s=max(SAMPLE_S, least_s / SAMPLES),
     )
     full = next((s.t_s for s in run.samples if s.kv_usage >= KV_FULL), None)
     return run.makespan_s, full

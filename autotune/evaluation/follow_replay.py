@@ -226,8 +226,8 @@ def replay(
         before, in_flight = reading, reading.in_flight
         sums.append(float(ages[: round(reading.running)].sum()))
     running = min(len(ages), round(flight.readings[-1].running))
-    seen = all(r.prompt_tokens is not None for r in flight.readings)
-    if flight.prompt_tokens and seen and np.isnan(flight.ended).any():
+    counted = all(r.prompt_tokens is not None for r in flight.readings)
+    if flight.prompt_tokens and counted and np.isnan(flight.ended).any():
         # Prompts tell how many were started; of those that wait some may not have been.
         started = sum(r.prompt_tokens or 0.0 for r in flight.readings) / flight.prompt_tokens
         sent = min(flight.requests, max(sent, round(started)))

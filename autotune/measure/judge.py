@@ -16,7 +16,7 @@ from autotune.measure.rate import Rate
 from autotune.measure.stability import truncated_share, violations
 from autotune.measure.stationary import StationaryLoad
 from autotune.measure.validity import invalid_reasons
-from autotune.measure.window import View, Window
+from autotune.measure.window import SteadyWindow, View, Window
 from autotune.physics.lengths import AnswerLengths
 from autotune.physics.steptime import StepModel
 from autotune.physics.stepwindows import windows_of
@@ -44,6 +44,10 @@ class Known:
         """Requests that the server works on at once."""
         return round(self.load.long_run.batch)
 
+    def rule(self, spec: MeasureSpec) -> SteadyWindow:
+        """When such a load may end."""
+        return SteadyWindow(spec, start="stationary", slots=self.slots, burst_tokens=self.load.kv_tokens)
+
 
 def judge(
     observation: Observation,
@@ -65,7 +69,7 @@ def judge(
         earlier: Other loads of the same server: they tell bandwidth from compute, and what a cached token costs.
     """
     load = None if known is None else known.load
-    view = View(observation, None if known is None else known.slots)
+    view = View(observation) if known is None else View(observation, known.slots, known.load.kv_tokens)
     window = None if view.counter.reset else view.window(spec, "fresh" if known is None else "stationary")
     span = _saturated_window(view, spec) if window is None else window
     facts = facts_of(observation, *((0.0, observation.t_s) if span is None else (span.start_s, span.end_s)), load)

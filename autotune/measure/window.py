@@ -25,9 +25,9 @@ measured H200 step times, lengths lognormal(0.8), 20-s windows: 5 % too fast at 
 at 4,000, where one plain turnover leaves 7 and 12 %; a twentieth instead of a tenth gains 0-2 points for a
 third to a half as long again. A fresh start of long answers stays biased: that is what the other start is for."""
 
-BURST_LIMIT_S = 60.0
-"""A prefill burst that lasts longer is a queue, and the window opens over it (simulated H200 loads at 72 % KV:
-20-33 s, at most 98 s)."""
+BURST_LIMIT_S, POUR_S = 60.0, 10.0
+"""What waits after so long is a queue, and the window opens over it (the burst of simulated H200 loads at 72 % KV
+took 20-33 s, at most 98 s), unless it is known how many prompt tokens the burst has and they still come in."""
 
 SETTLED_CHANGE = 0.05
 """Halves of a window that differ by less have settled (2.5-s stretches of steady H200 loads differ by 1-4 %)."""
@@ -81,6 +81,8 @@ class View:
     observation: Observation
     slots: int | None = None
     """Requests that the server works on at once; ``None``: all that are in flight."""
+    burst_tokens: int | None = None
+    """Prompt tokens of a stationary start's burst; ``None``: not known."""
 
     @cached_property
     def counter(self) -> Counter:
@@ -136,14 +138,15 @@ class View:
         """When the prefill burst of a stationary start was over; ``None``: not yet.
 
         All run that can (and none waits, if that is all of them), and the rate from here on is above half of its
-        later median.
+        later median. After ``BURST_LIMIT_S`` what waits is a queue, unless the burst is known not to be over and its
+        prompts still come in.
         """
         n = self.observation.concurrency
         slots = n if self.slots is None else min(self.slots, n)
         times, tokens = self.counter.times, self.counter.tokens
         for sample in self.observation.samples:
-            if sample.t_s > BURST_LIMIT_S:
-                return BURST_LIMIT_S
+            if sample.t_s > BURST_LIMIT_S and not self._prompts_pour_in(sample.t_s):
+                return sample.t_s
             if sample.running is None or sample.running < slots or (slots == n and sample.waiting != 0):
                 continue
             inside = times >= sample.t_s
@@ -151,6 +154,15 @@ class View:
             if len(rates) and rates[0] > 0.5 * float(np.median(rates)):
                 return sample.t_s
         return None
+
+    def _prompts_pour_in(self, t_s: float) -> bool:
+        """Whether the burst's prompts are not all computed, and those of the last ten seconds came as fast as before."""
+        read = [(s.t_s, s.prompt_tokens) for s in self.observation.samples if s.prompt_tokens is not None]
+        if self.burst_tokens is None or len(read) < 2:
+            return False
+        times, tokens = np.array(read, dtype=np.float64).T
+        done, before = np.interp([t_s, t_s - POUR_S], times, tokens - tokens[0])
+        return bool(done < 0.95 * self.burst_tokens and done - before > 0.5 * done * POUR_S / t_s)
 
     def opening_s(self, start: Start) -> float | None:
         """From when on a window may open; ``None``: not yet."""
@@ -225,10 +237,12 @@ class SteadyWindow:
     start: Start = "fresh"
     slots: int | None = None
     """Requests that the server works on at once; ``None``: all that are in flight."""
+    burst_tokens: int | None = None
+    """Prompt tokens of a stationary start's burst; ``None``: not known."""
 
     def __call__(self, so_far: Observation) -> str | None:
         """A reason to end the load, or ``None``."""
-        view = View(so_far, self.slots)
+        view = View(so_far, self.slots, self.burst_tokens)
         if view.counter.reset:
             return "counters_reset"
         # More failures than lanes, and than answers: what comes is no measurement of this setting.

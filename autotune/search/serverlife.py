@@ -128,7 +128,7 @@ class ServerLife:
     def _measure(self, load: Load) -> None:
         window = SteadyWindow(self._task.measure)
         if load.known is not None:
-            window = SteadyWindow(self._task.measure, start="stationary", slots=load.known.slots)
+            window = load.known.rule(self._task.measure)
         observation = self._session.observe(load.plan, stop=window)
         self._keep(observation)
         sent = {outcome.id for outcome in observation.requests}

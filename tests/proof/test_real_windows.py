@@ -23,7 +23,7 @@ import pytest
 from autotune.engines.vllm import VllmEngine, VllmSession
 from autotune.measure.judge import Known, judge
 from autotune.measure.stationary import Prompt, StationaryLoad, stationary_load
-from autotune.measure.window import Counter, SteadyWindow, View
+from autotune.measure.window import Counter, View
 from autotune.physics.laws import lognormal_law
 from autotune.physics.lengths import KnownLength
 from autotune.records.load import LoadPlan
@@ -101,7 +101,7 @@ class Bench:
     def estimate(self, n: int, seed: int) -> Measurement:
         known = Known(load=self.load(n, seed), answers=ANSWERS)
         plan = LoadPlan(start=known.load.start, refill=known.load.refill)
-        rule = SteadyWindow(SPEC, start="stationary", slots=known.slots)
+        rule = known.rule(SPEC)
         seen = self.session.observe(plan, stop=lambda so_far: rule(so_far) or EndsAt(LOAD_S)(so_far))
         found = judge(seen, SPEC, self.session.capacity, known=known, earlier=self.loads)
         self.loads.append(found)

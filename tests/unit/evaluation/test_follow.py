@@ -195,3 +195,11 @@ def test_json() -> None:
         "limits",
     ]
     assert data["schema"] == "autotune/follow/1"
+
+
+def test_one_after_the_other() -> None:
+    rows = [runs.Row(10.0 * i, 20.0, 50.0, 1, 0, 0.001, 0) for i in range(1, 7)]
+    found = follow(series(runs.readings(rows)), requests=100, max_tokens=4000)
+    # 100 prompts of 1 or more tokens and at most 4,000 tokens each, at 50 tokens/s.
+    assert 100 < found.forecast_s < 100 * 4000 / 50 * 1.3
+    assert found.low_s < found.forecast_s < found.high_s

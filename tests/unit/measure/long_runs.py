@@ -12,7 +12,6 @@ from autotune.engines.sim import SimEngine, SimWorld, Truth
 from autotune.hub import known_config
 from autotune.measure.judge import Known, judge
 from autotune.measure.stationary import Prompt, fresh_lengths, stationary_load
-from autotune.measure.window import SteadyWindow
 from autotune.physics.closed_loop import ServerSim
 from autotune.physics.gpus import parse_gpus
 from autotune.physics.laws import LengthLaw, lognormal_law
@@ -156,7 +155,6 @@ def measured(
             )
             known = Known(load=load, answers=answers, model=prior)
             plan = LoadPlan(start=load.start, refill=load.refill, request_limit_s=1e6)
-            rule = SteadyWindow(measure, start="stationary", slots=known.slots)
-            seen = session.observe(plan, stop=rule)
+            seen = session.observe(plan, stop=known.rule(measure))
             loads.append(judge(seen, measure, session.capacity, known=known, earlier=loads))
     return loads
