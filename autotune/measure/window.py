@@ -156,7 +156,7 @@ class View:
         return None
 
     def _prompts_pour_in(self, t_s: float) -> bool:
-        """Whether the burst's prompts are not all computed, and those of the last ten seconds came as fast as before."""
+        """Whether the burst's prompts are not all computed, and the last ten seconds' came as fast as before."""
         read = [(s.t_s, s.prompt_tokens) for s in self.observation.samples if s.prompt_tokens is not None]
         if self.burst_tokens is None or len(read) < 2:
             return False
