@@ -263,7 +263,7 @@ STARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
                        "system error")),
     ("unsupported", in_engine("ValueError: No valid attention backend found for cuda with head_size: 80. Reasons: {}")),
     ("unsupported", in_engine("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 9")),
-    ("disk_full", in_engine("OSError: [Errno 28] No space left on device: '/root/.cache/vllm/x'")),
+    ("disk_full", in_engine("OSError: [Errno 28] No space left on device: '/home/user/.cache/vllm/x'")),
     ("nccl", in_engine("RuntimeError: NCCL error: unhandled system error. Last error: Error while creating shared "
                        "memory "
                        "segment /dev/shm/nccl-x (size 9637888): No space left on device")),
